@@ -1,0 +1,139 @@
+"""What layers say about bad arguments: the class, the argument, what was expected and why, and what came."""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def positive_int(name: str, argument: str, value: Any) -> int:
+    """Return value as an int >= 1."""
+    if not _is_int(value):
+        raise TypeError(f"{name}: expected {argument} to be an int, got {value!r}.")
+    if value < 1:
+        raise ValueError(f"{name}: expected {argument} >= 1, got {value}.")
+    return operator.index(value)
+
+
+def probability(name: str, argument: str, value: Any, *, below_one: bool = True) -> float:
+    """Return value as a float in [0, 1), or in [0, 1]."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name}: expected {argument} to be a probability, got {value!r}.")
+    if not (0 <= value < 1 or (value == 1 and not below_one)):
+        limits = "[0, 1)" if below_one else "[0, 1]"
+        raise ValueError(f"{name}: expected {argument} in {limits}, because it is a probability, got {value}.")
+    return float(value)
+
+
+def distinct_ints(
+    name: str, argument: str, value: int | Sequence[int], expand: Callable[[int], Sequence[int]]
+) -> tuple[int, ...]:
+    """Return delays or periods as a tuple: an int n means expand(n), a list of distinct positive ints itself."""
+    if _is_int(value):
+        return tuple(expand(positive_int(name, argument, value)))
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(f"{name}: expected {argument} to be an int or a list of ints, got {value!r}.")
+    values = list(value)
+    if not values:
+        raise ValueError(f"{name}: expected at least one of {argument}, got an empty list.")
+    for item in values:
+        if not _is_int(item):
+            raise TypeError(f"{name}: expected {argument} to be ints, got {item!r} in {values}.")
+        if item < 1:
+            raise ValueError(
+                f"{name}: expected {argument} >= 1, because they count steps into the past, got {item} in {values}."
+            )
+    if len(set(values)) < len(values):
+        repeated = next(item for item in values if values.count(item) > 1)
+        raise ValueError(f"{name}: expected distinct {argument}, got {repeated} more than once in {values}.")
+    return tuple(operator.index(item) for item in values)
+
+
+def powers_of_two(count: int) -> list[int]:
+    """Return 1, 2, 4, ... 2^(count - 1), the paper's delays and periods."""
+    return [2**i for i in range(count)]
+
+
+def check_input(name: str, input: Tensor, input_size: int, batch_first: bool, like: Tensor) -> None:
+    """Raise unless input is [T, B, I] (or [B, T, I], or unbatched [T, I]) in the dtype and on the device of `like`."""
+    if not isinstance(input, Tensor):
+        raise TypeError(f"{name}: expected input to be a Tensor or a PackedSequence, got {type(input).__name__}.")
+    if input.dim() not in (2, 3) or input.size(-1) != input_size:
+        axes = "B, T" if batch_first else "T, B"
+        if input.dim() == 2:
+            expected = f"unbatched input [T, {input_size}], because input_size={input_size}"
+        else:
+            expected = f"input [{axes}, {input_size}], because input_size={input_size} and batch_first={batch_first}"
+        raise ValueError(f"{name}: expected {expected}, got {list(input.shape)}.")
+    _check_place(name, "input", input, like)
+    # Autocast may hand on low-precision activations while the parameters stay in float32.
+    if input.dtype != like.dtype and not (input.is_floating_point() and torch.is_autocast_enabled(input.device.type)):
+        raise TypeError(f"{name}: expected input of {like.dtype}, the dtype of the parameters, got {input.dtype}.")
+
+
+def check_state(name: str, part: str, value: Any, shape: Sequence[int], why: str, like: Tensor) -> None:
+    """Raise unless one part of a state has its shape, dtype and device."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: expected {part} to be a Tensor, got {type(value).__name__}.")
+    if list(value.shape) != list(shape):
+        raise ValueError(f"{name}: expected {part} {list(shape)}, because {why}, got {list(value.shape)}.")
+    _check_place(name, part, value, like)
+    if value.dtype != like.dtype:
+        raise TypeError(f"{name}: expected {part} of {like.dtype}, got {value.dtype}.")
+
+
+def check_lengths(name: str, lengths: Tensor | Sequence[int], batch: int, steps: int, device: torch.device) -> Tensor:
+    """Return lengths as int64 [B] on the device, each between 0 and T."""
+    lengths = torch.as_tensor(lengths)
+    if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
+        raise TypeError(f"{name}: expected lengths to be ints, because they count steps, got {_show(lengths)}.")
+    if lengths.dim() != 1 or lengths.size(0) != batch:
+        raise ValueError(
+            f"{name}: expected lengths [{batch}], because the input has {batch} sequences, got {list(lengths.shape)}."
+        )
+    if _readable(lengths):
+        for row, length in enumerate(lengths.tolist()):
+            if not 0 <= length <= steps:
+                raise ValueError(
+                    f"{name}: expected lengths between 0 and {steps}, because the input has {steps} steps, "
+                    f"got {length} for sequence {row}."
+                )
+    return lengths.to(device=device, dtype=torch.int64)
+
+
+def check_reset(name: str, reset: Tensor, shape: Sequence[int], axes: str, like: Tensor) -> None:
+    """Raise unless reset is a bool tensor of the given shape on the device of `like`."""
+    if not isinstance(reset, Tensor) or reset.dtype != torch.bool:
+        got = reset.dtype if isinstance(reset, Tensor) else type(reset).__name__
+        raise TypeError(f"{name}: expected reset to be a bool Tensor {axes}, true where a sequence begins, got {got}.")
+    if list(reset.shape) != list(shape):
+        raise ValueError(f"{name}: expected reset {axes} = {list(shape)} as the input, got {list(reset.shape)}.")
+    _check_place(name, "reset", reset, like)
+
+
+def _check_place(name: str, argument: str, value: Tensor, like: Tensor) -> None:
+    if value.device != like.device:
+        raise ValueError(
+            f"{name}: expected {argument} on {like.device}, because the parameters are there, got {value.device}."
+        )
+
+
+def _is_int(value: Any) -> bool:
+    """Whether value counts as an int (NumPy's do, bools and tensors do not)."""
+    return not isinstance(value, bool | Tensor) and hasattr(value, "__index__")
+
+
+def _readable(values: Tensor) -> bool:
+    """Whether Python may look at the values: not while tracing, vmapping or capturing, when there are none to see."""
+    return not (
+        torch.compiler.is_compiling()
+        or values.is_meta
+        or torch._C._functorch.is_functorch_wrapped_tensor(values)
+        or (values.is_cuda and torch.cuda.is_current_stream_capturing())
+    )
+
+
+def _show(values: Tensor) -> str:
+    return str(values.tolist()) if _readable(values) and values.numel() <= 8 else f"a tensor of {values.dtype}"

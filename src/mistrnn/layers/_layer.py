@@ -1,0 +1,360 @@
+"""What every layer shares: arguments, parameters, stacking, directions, lengths, resets, state and streaming.
+
+T time, B batch, I input, H hidden, G rows of pre-activations, M memory (the longest delay), N layers * directions.
+"""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypedDict, overload
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from mistrnn.layers import _checks
+from mistrnn.layers._recurrence import Step, Zoneout, linear, run
+from mistrnn.layers._state import State, StateForm
+from mistrnn.layers._stream import Stream
+from mistrnn.layers._timeline import Timeline
+
+Weights = Mapping[str, Tensor]
+"""The parameters of one layer in one direction by short name: weight_ih, weight_hh, and bias and gain if it has them."""
+
+
+class Options(TypedDict, total=False):
+    """The arguments of `RecurrentLayer` after num_layers, for the layers that hand them on."""
+
+    bias: bool
+    batch_first: bool
+    dropout: float
+    bidirectional: bool
+    zoneout: float
+    recurrent_dropout: float
+    layer_norm: bool
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+class RecurrentLayer(nn.Module, ABC):
+    """The base of all layers, in the habits of torch.nn.LSTM; a layer adds its row blocks, its state and its step.
+
+    Args:
+        input_size: I, the number of inputs at each step.
+        hidden_size: H, the number of units.
+        num_layers: how many layers stand on each other, each reading the output of the one below.
+        bias: whether there are biases.
+        batch_first: input and output are [B, T, ...] instead of [T, B, ...] (states keep their form).
+        dropout: probability of dropping an output between two layers of the stack, in training.
+        bidirectional: a second set of parameters reads each sequence backwards; outputs are concatenated.
+        zoneout: probability that a unit keeps its previous value at a step; its expectation is taken in evaluation.
+        recurrent_dropout: probability of dropping a unit from everything that recurrent matrices read, for all steps
+            of a sequence, in training.
+        layer_norm: normalise the pre-activations of each gate; adds the parameter `gain_lk`.
+        device: where the parameters are made.
+        dtype: their type.
+    """
+
+    state_components: ClassVar[tuple[str, ...]] = ("h",)
+    """The tensors that a step reads and writes."""
+    has_clock: ClassVar[bool] = False
+    """Whether the step needs to know how long ago its sequence began."""
+    keeps_history: ClassVar[bool] = False
+    """Whether the state shows its last M steps as an axis of its own."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        zoneout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        layer_norm: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        self.input_size = _checks.positive_int(name, "input_size", input_size)
+        self.hidden_size = _checks.positive_int(name, "hidden_size", hidden_size)
+        self.num_layers = _checks.positive_int(name, "num_layers", num_layers)
+        self.bias = bias
+        self.batch_first = batch_first
+        self.dropout = _checks.probability(name, "dropout", dropout, below_one=False)
+        self.bidirectional = bidirectional
+        self.zoneout = _checks.probability(name, "zoneout", zoneout)
+        self.recurrent_dropout = _checks.probability(name, "recurrent_dropout", recurrent_dropout)
+        self.layer_norm = layer_norm
+        if self.dropout and self.num_layers == 1:
+            warnings.warn(
+                f"{name}: dropout={dropout} has no effect, because it acts between layers and num_layers=1.",
+                stacklevel=3,
+            )
+        if layer_norm and self._row_blocks()[-1] == 1:
+            raise ValueError(
+                f"{name}: expected at least 2 units to normalise together, because one alone always becomes 0, "
+                f"got hidden_size={hidden_size} with layer_norm=True."
+            )
+        for layer in range(self.num_layers):
+            layer_inputs = self.input_size if layer == 0 else self.output_size
+            for direction in range(self.directions):
+                for short, shape in self._parameter_shapes(layer_inputs).items():
+                    parameter = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+                    self.register_parameter(short + _suffix(layer, direction), parameter)
+        self.reset_parameters()
+
+    @property
+    def directions(self) -> int:
+        """2 if bidirectional, else 1."""
+        return 2 if self.bidirectional else 1
+
+    @property
+    def output_size(self) -> int:
+        """The features of the output: directions * H."""
+        return self.directions * self.hidden_size
+
+    @abstractmethod
+    def _row_blocks(self) -> list[int]:
+        """Return the sizes of the row blocks of the parameters, gate after gate; they sum to G."""
+
+    @abstractmethod
+    def _step(self, weights: Weights, dropout: Tensor | None) -> Step:
+        """Return the step of `reference.py` for one layer and direction; dropout is the mask [B, H] or None."""
+
+    def _memory(self) -> int:
+        """Return M, how many past states a step reads."""
+        return 1
+
+    def _parameter_shapes(self, layer_inputs: int) -> dict[str, tuple[int, ...]]:
+        """Return the parameters of one layer in one direction by short name."""
+        rows = sum(self._row_blocks())
+        shapes: dict[str, tuple[int, ...]] = {
+            "weight_ih": (rows, layer_inputs),
+            "weight_hh": (rows, self.hidden_size),
+        }
+        if self.bias:
+            shapes["bias"] = (rows,)
+        if self.layer_norm:
+            shapes["gain"] = (rows,)
+        return shapes
+
+    @classmethod
+    def hidden_size_step(cls, **options: Any) -> int:
+        """Return what a hidden size must be a multiple of, given the layer's other arguments."""
+        return 1
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew, as in the paper: matrices N(0, 1/H), biases 0 (gains of layer norm 1)."""
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if name.startswith("weight"):
+                    parameter.normal_(0.0, self.hidden_size**-0.5)
+                elif name.startswith("gain"):
+                    parameter.fill_(1.0)
+                else:
+                    parameter.zero_()
+
+    def parameter_count(self) -> int:
+        """Return the number of weights that the layer really has."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    @overload
+    def forward(
+        self, input: Tensor, state: State | None = None, *, lengths: Any = None, reset: Tensor | None = None
+    ) -> tuple[Tensor, State]: ...
+
+    @overload
+    def forward(
+        self,
+        input: PackedSequence,
+        state: State | None = None,
+        *,
+        lengths: None = None,
+        reset: Tensor | None = None,
+    ) -> tuple[PackedSequence, State]: ...
+
+    def forward(
+        self,
+        input: Tensor | PackedSequence,
+        state: State | None = None,
+        *,
+        lengths: Tensor | Sequence[int] | None = None,
+        reset: Tensor | None = None,
+    ) -> tuple[Tensor | PackedSequence, State]:
+        """Run whole sequences.
+
+        Args:
+            input: [T, B, I], or [B, T, I] with batch_first, or unbatched [T, I], or a PackedSequence.
+            state: what an earlier call returned, to go on from there; zeros if left out.
+            lengths: [B] ints, how many steps of each sequence are real; the rest is padding and may hold anything.
+            reset: bool, with the time and batch axes of the input; where true, that sequence starts afresh.
+
+        Returns:
+            output: the states h_t of the last layer, [T, B, directions * H] (in the form of the input); zero past a
+                sequence's length.
+            state: at each sequence's own last step, in the form that `state` takes.
+        """
+        if isinstance(input, PackedSequence):
+            return self._forward_packed(input, state, lengths, reset)
+        name, like = type(self).__name__, self._like()
+        _checks.check_input(name, input, self.input_size, self.batch_first, like)
+        batched = input.dim() == 3
+        if reset is not None:
+            axes = ("[B, T]" if self.batch_first else "[T, B]") if batched else "[T]"
+            _checks.check_reset(name, reset, input.shape[:-1], axes, like)
+        x = input if batched else input.unsqueeze(1)
+        if batched and self.batch_first:
+            x, reset = x.transpose(0, 1), reset.transpose(0, 1) if reset is not None else None
+        elif reset is not None and not batched:
+            reset = reset.unsqueeze(1)
+        steps, batch = x.shape[:2]
+        if lengths is not None:
+            if not batched:
+                raise ValueError(
+                    f"{name}: expected no lengths, because unbatched input is one sequence; cut it instead."
+                )
+            lengths = _checks.check_lengths(name, lengths, batch, steps, like.device)
+        form = self._state_form(batch if batched else None)
+        parts = form.unpack(state, like)
+        output, parts = self._run(x, parts, Timeline(steps, batch, like.device, lengths, reset))
+        if not batched:
+            output = output.squeeze(1)
+        elif self.batch_first:
+            output = output.transpose(0, 1)
+        return output, form.pack(parts)
+
+    def _forward_packed(
+        self, packed: PackedSequence, state: State | None, lengths: Any, reset: Tensor | None
+    ) -> tuple[PackedSequence, State]:
+        name, like = type(self).__name__, self._like()
+        if lengths is not None:
+            raise ValueError(f"{name}: expected no lengths, because a PackedSequence brings its own.")
+        x, own_lengths = pad_packed_sequence(packed)  # in the caller's order, not sorted by length
+        _checks.check_input(name, x, self.input_size, False, like)
+        if reset is not None:
+            _checks.check_reset(name, reset, x.shape[:2], "[T, B]", like)
+        form = self._state_form(x.size(1))
+        timeline = Timeline(x.size(0), x.size(1), like.device, own_lengths.to(like.device), reset)
+        output, parts = self._run(x, form.unpack(state, like), timeline)
+        if packed.sorted_indices is not None:
+            output = output.index_select(1, packed.sorted_indices)
+            own_lengths = own_lengths[packed.sorted_indices.cpu()]
+        data = pack_padded_sequence(output, own_lengths).data
+        repacked = PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
+        return repacked, form.pack(parts)
+
+    def _run(
+        self, x: Tensor, parts: list[tuple[Tensor, ...]], timeline: Timeline
+    ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
+        """Run the stack on x [T, B, I] from the unpacked state of each layer and direction, and return the same."""
+        finals: list[tuple[Tensor, ...]] = []
+        x = timeline.clear_padding(x)
+        for layer in range(self.num_layers):
+            if layer > 0:
+                x = F.dropout(x, self.dropout, self.training)
+            outputs = []
+            for direction in range(self.directions):
+                index = layer * self.directions + direction
+                output, final = self._run_one(layer, direction, x, parts[index], timeline)
+                outputs.append(output)
+                finals.append(final)
+            x = torch.cat(outputs, dim=-1) if self.bidirectional else outputs[0]
+        return x, finals
+
+    def _run_one(
+        self, layer: int, direction: int, x: Tensor, part: tuple[Tensor, ...], timeline: Timeline
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Run one layer in one direction; part is its [M, B, H] per component, and the clock [B] if it has one."""
+        if direction == 1:
+            x, original, timeline = timeline.flip(x), timeline, timeline.reversed()
+        initial, clock = (part[:-1], part[-1]) if self.has_clock else (part, None)
+        age = None
+        if clock is not None:
+            age = timeline.ages(clock)
+        elif timeline.reset is not None:
+            # The state that came in counts as old enough for every delay.
+            age = timeline.ages(torch.full((timeline.batch,), self._memory(), device=x.device))
+        weights = self._weights(layer, direction)
+        step = self._step(weights, self._draw_dropout(timeline, initial[0]))
+        projected = self._project(x, weights)
+        states = run(step, projected, initial, age=age, zoneout=self._draw_zoneout(timeline, initial[0]))
+        final = tuple(timeline.last(before, inside) for before, inside in zip(initial, states, strict=True))
+        if clock is not None:
+            final += (timeline.elapsed(clock),)
+        output = timeline.clear_padding(states[0])
+        return (original.flip(output) if direction == 1 else output), final
+
+    def _weights(self, layer: int, direction: int) -> Weights:
+        suffix = _suffix(layer, direction)
+        return {short: getattr(self, short + suffix) for short in self._parameter_shapes(self.input_size)}
+
+    def _project(self, x: Tensor, weights: Weights) -> Tensor:
+        """Return the input's share of all pre-activations, [..., G]; with layer norm the bias comes after the norm."""
+        return linear(x, weights["weight_ih"], None if self.layer_norm else weights.get("bias"))
+
+    def _draw_dropout(self, timeline: Timeline, like: Tensor) -> Tensor | None:
+        """Return the recurrent dropout mask [B, H] of one call, scaled to keep the expectation."""
+        if not self.recurrent_dropout or not self.training:
+            return None
+        keep = torch.rand(timeline.batch, self.hidden_size, device=like.device) >= self.recurrent_dropout
+        return keep.to(like.dtype) / (1 - self.recurrent_dropout)
+
+    def _draw_zoneout(self, timeline: Timeline, like: Tensor) -> Zoneout | None:
+        """Return the zoneout masks [T, B, H] of one call, or in evaluation the probability."""
+        if not self.zoneout:
+            return None
+        if not self.training:
+            return self.zoneout
+        shape = (timeline.steps, timeline.batch, self.hidden_size)
+        return tuple(torch.rand(shape, device=like.device) < self.zoneout for _ in self.state_components)
+
+    def stream(self, batch_size: int = 1, state: State | None = None) -> Stream:
+        """Return a stream: called with the input of one step [B, I], it returns its output [B, H].
+
+        Each call takes the same time and memory however long the stream runs, and the outputs equal those of a
+        whole run. The stream reads the weights as they are when it is made.
+        """
+        return Stream(self, _checks.positive_int(type(self).__name__, "batch_size", batch_size), state)
+
+    def _state_form(self, batch: int | None) -> StateForm:
+        return StateForm(
+            owner=type(self).__name__,
+            components=self.state_components,
+            has_clock=self.has_clock,
+            count=self.num_layers * self.directions,
+            memory=self._memory(),
+            keeps_history=self.keeps_history,
+            batch=batch,
+            hidden=self.hidden_size,
+        )
+
+    def _like(self) -> Tensor:
+        """Return a parameter, for its dtype and device."""
+        return self._weights(0, 0)["weight_hh"]
+
+    def extra_repr(self) -> str:
+        """Return the arguments that differ from their defaults."""
+        text = [str(self.input_size), str(self.hidden_size)]
+        if self.num_layers != 1:
+            text.append(f"num_layers={self.num_layers}")
+        text.extend(self._extra_arguments())
+        if not self.bias:
+            text.append("bias=False")
+        for name in ("batch_first", "dropout", "bidirectional", "zoneout", "recurrent_dropout", "layer_norm"):
+            if value := getattr(self, name):
+                text.append(f"{name}={value}")
+        return ", ".join(text)
+
+    def _extra_arguments(self) -> list[str]:
+        """Return the layer's own arguments for the repr, as `name=value`."""
+        return []
+
+
+def _suffix(layer: int, direction: int) -> str:
+    return f"_l{layer}" + ("_reverse" if direction else "")

@@ -1,0 +1,51 @@
+"""Layers of equal size: the hidden size that meets a parameter budget, as the paper matches its models."""
+
+from typing import Any
+
+from mistrnn.layers import _checks
+from mistrnn.layers._layer import RecurrentLayer
+from mistrnn.layers._names import layer_class
+
+
+def match_parameters(
+    layer: str | type[RecurrentLayer], budget: int, input_size: int, output_size: int, **options: Any
+) -> int:
+    """Return the largest hidden size whose layer and linear readout together have at most `budget` parameters.
+
+    This is the paper's rule: it gives all of its hidden sizes. Clockwork counts only the weights that it really has,
+    and its hidden size is a multiple of its number of periods.
+
+    Args:
+        layer: a layer's class or name.
+        budget: the number of parameters to stay within.
+        input_size: I, the inputs of the layer.
+        output_size: the outputs of the readout, which has a bias.
+        options: other arguments of the layer (delays, num_layers, ...).
+
+    An LSTM with 100 units, 1 input and 10 classes has 41,810 parameters:
+
+    >>> [match_parameters(name, 41_810, input_size=1, output_size=10) for name in ("mist", "rnn", "clockwork")]
+    [139, 198, 256]
+    """
+    kind = layer_class(layer) if isinstance(layer, str) else layer
+    budget = _checks.positive_int("match_parameters", "budget", budget)
+    output_size = _checks.positive_int("match_parameters", "output_size", output_size)
+    step = kind.hidden_size_step(**options)
+    smallest = 2 * step if options.get("layer_norm") else step  # a unit alone cannot be normalised
+
+    def count(hidden_size: int) -> int:
+        model = kind(input_size, hidden_size, **{**options, "device": "meta"})
+        return model.parameter_count() + (model.output_size + 1) * output_size
+
+    if count(smallest) > budget:
+        raise ValueError(
+            f"match_parameters: expected a budget of at least {count(smallest)} parameters, because that is "
+            f"{kind.__name__} with hidden_size={smallest} and its readout, got {budget}."
+        )
+    fits, exceeds = smallest, 2 * smallest
+    while count(exceeds) <= budget:
+        fits, exceeds = exceeds, 2 * exceeds
+    while exceeds - fits > step:
+        middle = fits + (exceeds - fits) // step // 2 * step
+        fits, exceeds = (middle, exceeds) if count(middle) <= budget else (fits, middle)
+    return fits

@@ -1,0 +1,109 @@
+"""The one loop over time that every layer's plain form runs, and the small pieces its equations share.
+
+T time, B batch, H hidden, G rows of pre-activations, M memory: how many past states a layer reads (its longest delay).
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+Zoneout = float | tuple[Tensor, ...]
+"""One bool mask [T, B, H] per state component, true where the old value is kept, or (in evaluation) its probability."""
+
+
+class Past:
+    """What a step may read: `past(d)` is the state d steps ago, zero where the sequence had not begun by then.
+
+    Every read of an earlier state goes through here, so that nothing can leak across a reset through any delay.
+    """
+
+    def __init__(self, state: Sequence[Tensor]) -> None:
+        # state: one [M, B, H] per component, oldest first.
+        self._components = [deque(component.unbind(0), maxlen=component.size(0)) for component in state]
+        self.age: Tensor | None = None
+        """[B] steps since each sequence began, 0 at its first; None where no sequence begins inside the run."""
+
+    def __call__(self, delay: int, component: int = 0) -> Tensor:  # [B, H]
+        state = self._components[component][-delay]
+        if self.age is None:
+            return state
+        return state.masked_fill((self.age < delay).unsqueeze(-1), 0.0)
+
+    def append(self, state: Sequence[Tensor]) -> None:
+        for component, value in zip(self._components, state, strict=True):
+            component.append(value)
+
+    def stacked(self) -> tuple[Tensor, ...]:  # [M, B, H] per component, oldest first
+        memory = len(self._components[0])
+        return tuple(
+            torch.stack([self(delay, k) for delay in range(memory, 0, -1)]) for k in range(len(self._components))
+        )
+
+
+Step = Callable[[Tensor, Past], tuple[Tensor, ...]]
+"""(input projected by weight_ih [B, G], past) -> the new state's components, each [B, H], before zoneout."""
+
+
+def advance(step: Step, x: Tensor, past: Past, zoneout: Zoneout | None) -> tuple[Tensor, ...]:
+    """Take one step, zone it out, remember it, and return the new state."""
+    new = step(x, past)
+    if isinstance(zoneout, float):
+        new = tuple(zoneout * past(1, k) + (1 - zoneout) * value for k, value in enumerate(new))
+    elif zoneout is not None:
+        new = tuple(torch.where(zoneout[k], past(1, k), value) for k, value in enumerate(new))
+    past.append(new)
+    return new
+
+
+def run(
+    step: Step, x: Tensor, state: Sequence[Tensor], *, age: Tensor | None, zoneout: Zoneout | None
+) -> tuple[Tensor, ...]:
+    """All states of a run: [T, B, H] per component, from x [T, B, G] and the state before it, [M, B, H] per component.
+
+    Time is taken apart with `unbind` and put together with `stack`: indexing one big tensor at each step would make
+    the backward pass quadratic in T.
+    """
+    past = Past(state)
+    states: list[tuple[Tensor, ...]] = []
+    for t, x_t in enumerate(x.unbind(0)):
+        past.age = None if age is None else age[t]
+        masks = tuple(mask[t] for mask in zoneout) if isinstance(zoneout, tuple) else zoneout
+        states.append(advance(step, x_t, past, masks))
+    if not states:
+        return tuple(component.new_zeros(0, *component.shape[1:]) for component in state)
+    return tuple(torch.stack(component) for component in zip(*states, strict=True))
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Multiply by a matrix, in low precision if autocast says so, with the result in the weights' own precision.
+
+    States are sums over many steps: they keep the full precision, only the products are shortened.
+    """
+    return F.linear(x, weight, bias).to(weight.dtype)
+
+
+def drop(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Recurrent dropout: what a recurrent matrix reads, times the sequence's mask [B, H]."""
+    return x if mask is None else x * mask
+
+
+Norm = Callable[[Tensor], Tensor]
+
+
+def norms(blocks: Sequence[int], gain: Tensor | None, bias: Tensor | None) -> list[Norm]:
+    """Layer norm for each block of pre-activations: normalised, times its gain, plus its bias.
+
+    Without a gain there is no layer norm: the bias has then been added with the input's projection.
+    """
+    if gain is None:
+        return [lambda x: x for _ in blocks]
+    gains = torch.split(gain, list(blocks))
+    biases = torch.split(bias, list(blocks)) if bias is not None else [None] * len(blocks)
+    return [
+        partial(F.layer_norm, normalized_shape=(size,), weight=g, bias=b)
+        for size, g, b in zip(blocks, gains, biases, strict=True)
+    ]

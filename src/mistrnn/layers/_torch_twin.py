@@ -1,0 +1,90 @@
+"""Conversion to and from torch.nn's layer of the same equations, for RNN, LSTM and GRU."""
+
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from mistrnn.layers._layer import RecurrentLayer, Weights
+
+
+class TorchTwin(RecurrentLayer):
+    """A layer that torch.nn has too. torch keeps two biases per gate, whose sum is ours."""
+
+    torch_class: ClassVar[type[nn.RNN | nn.LSTM | nn.GRU]]
+
+    @classmethod
+    def from_torch(cls, module: nn.RNNBase) -> Self:
+        """Return a layer with the arguments and a copy of the weights of torch.nn's layer, in its mode."""
+        name = cls.__name__
+        expected = cls.torch_class
+        if not isinstance(module, expected):
+            raise TypeError(f"{name}.from_torch: expected torch.nn.{expected.__name__}, got {type(module).__name__}.")
+        if module.proj_size:
+            raise ValueError(f"{name}.from_torch: expected proj_size=0, got {module.proj_size}.")
+        if getattr(module, "nonlinearity", "tanh") != "tanh":
+            raise ValueError(f"{name}.from_torch: expected nonlinearity='tanh', got {module.nonlinearity!r}.")
+        like = _theirs(module, 0, 0)["weight_hh"]
+        layer = cls(
+            module.input_size,
+            module.hidden_size,
+            module.num_layers,
+            bias=module.bias,
+            batch_first=module.batch_first,
+            dropout=module.dropout,
+            bidirectional=module.bidirectional,
+            device=like.device,
+            dtype=like.dtype,
+        )
+        with torch.no_grad():
+            for index in range(layer.num_layers):
+                for direction in range(layer.directions):
+                    ours, theirs = layer._weights(index, direction), _theirs(module, index, direction)
+                    ours["weight_ih"].copy_(theirs["weight_ih"])
+                    ours["weight_hh"].copy_(theirs["weight_hh"])
+                    if layer.bias:
+                        cls._biases_from_torch(ours, theirs["bias_ih"], theirs["bias_hh"])
+        return layer.train(module.training)
+
+    def to_torch(self) -> Any:
+        """Return torch.nn's layer with the same arguments and a copy of the weights, in this layer's mode."""
+        name = type(self).__name__
+        for option in ("zoneout", "recurrent_dropout", "layer_norm"):
+            if value := getattr(self, option):
+                raise ValueError(f"{name}.to_torch: expected no {option}, because torch.nn has none, got {value}.")
+        like = self._like()
+        module = self.torch_class(
+            self.input_size,
+            self.hidden_size,
+            self.num_layers,
+            bias=self.bias,
+            batch_first=self.batch_first,
+            dropout=self.dropout if self.num_layers > 1 else 0.0,
+            bidirectional=self.bidirectional,
+            device=like.device,
+            dtype=like.dtype,
+        )
+        with torch.no_grad():
+            for index in range(self.num_layers):
+                for direction in range(self.directions):
+                    ours, theirs = self._weights(index, direction), _theirs(module, index, direction)
+                    theirs["weight_ih"].copy_(ours["weight_ih"])
+                    theirs["weight_hh"].copy_(ours["weight_hh"])
+                    if self.bias:
+                        self._biases_to_torch(ours, theirs["bias_ih"], theirs["bias_hh"])
+        return module.train(self.training)
+
+    @staticmethod
+    def _biases_from_torch(ours: Weights, bias_ih: Tensor, bias_hh: Tensor) -> None:
+        ours["bias"].copy_(bias_ih + bias_hh)
+
+    @staticmethod
+    def _biases_to_torch(ours: Weights, bias_ih: Tensor, bias_hh: Tensor) -> None:
+        bias_ih.copy_(ours["bias"])
+        bias_hh.zero_()
+
+
+def _theirs(module: nn.RNNBase, layer: int, direction: int) -> dict[str, Tensor]:
+    suffix = f"_l{layer}" + ("_reverse" if direction else "")
+    names = ["weight_ih", "weight_hh"] + (["bias_ih", "bias_hh"] if module.bias else [])
+    return {name: getattr(module, name + suffix) for name in names}

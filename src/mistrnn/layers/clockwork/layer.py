@@ -1,0 +1,81 @@
+"""The Clockwork RNN as a module."""
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from mistrnn.layers import _checks
+from mistrnn.layers._layer import Options, RecurrentLayer, Weights
+from mistrnn.layers._recurrence import Step
+from mistrnn.layers.clockwork.reference import clockwork, periods_of_units, severed
+
+
+class Clockwork(RecurrentLayer):
+    """Clockwork RNN: groups of units that tick at their own periods; see `mistrnn.layers.clockwork.reference`.
+
+    Args:
+        periods: n for 1, 2, 4, ... 2^(n - 1), or any list of distinct positive ints; H must divide into them equally.
+
+    The other arguments as in `RecurrentLayer`. Parameters of layer k (suffix `_reverse` for the second direction):
+    `weight_ih_lk` [H, I], `weight_hh_lk` [H, H], whose severed blocks are held at zero, `bias_lk` [H].
+    State: the pair (h [layers * directions, B, H], clock [layers * directions, B]); the clock counts the steps since a
+    sequence began, from 0.
+
+    >>> import torch
+    >>> layer = Clockwork(input_size=3, hidden_size=8, periods=4)
+    >>> output, (h, clock) = layer(torch.randn(7, 2, 3))
+    >>> output.shape, h.shape, clock
+    (torch.Size([7, 2, 8]), torch.Size([1, 2, 8]), tensor([[7, 7]]))
+    """
+
+    has_clock = True
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        periods: int | Sequence[int] = 8,
+        **options: Unpack[Options],
+    ) -> None:
+        name = type(self).__name__
+        self.periods = _checks.distinct_ints(name, "periods", periods, _checks.powers_of_two)
+        if _checks.positive_int(name, "hidden_size", hidden_size) % len(self.periods):
+            raise ValueError(
+                f"{name}: expected hidden_size to be a multiple of {len(self.periods)}, because the units fall into "
+                f"equal groups, one for each of periods={list(self.periods)}, got {hidden_size}."
+            )
+        super().__init__(input_size, hidden_size, num_layers, **options)
+
+    def _row_blocks(self) -> list[int]:
+        return [self.hidden_size // len(self.periods)] * len(self.periods)
+
+    @classmethod
+    def hidden_size_step(cls, periods: int | Sequence[int] = 8, **options: Any) -> int:
+        """Return the number of periods: every group has as many units."""
+        return len(_checks.distinct_ints(cls.__name__, "periods", periods, _checks.powers_of_two))
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew: matrices N(0, 1/H) but for the severed blocks, which are 0, as are the biases."""
+        super().reset_parameters()
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if name.startswith("weight_hh"):
+                    parameter.masked_fill_(self._severed(parameter.device), 0.0)
+
+    def parameter_count(self) -> int:
+        """Return the number of weights that the layer really has: the severed ones do not count."""
+        missing = int(self._severed(torch.device("cpu")).sum())
+        return super().parameter_count() - self.num_layers * self.directions * missing
+
+    def _severed(self, device: torch.device) -> Tensor:  # [H, H] bool
+        return severed(periods_of_units(self.periods, self.hidden_size // len(self.periods), device))
+
+    def _step(self, weights: Weights, dropout: Tensor | None) -> Step:
+        return clockwork(weights["weight_hh"], weights.get("bias"), weights.get("gain"), dropout, self.periods)
+
+    def _extra_arguments(self) -> list[str]:
+        return [f"periods={list(self.periods)}"]

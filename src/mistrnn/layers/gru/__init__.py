@@ -1,0 +1,5 @@
+"""GRU: its equations (`reference`) and its module (`layer`)."""
+
+from mistrnn.layers.gru.layer import GRU
+
+__all__ = ["GRU"]

@@ -1,0 +1,51 @@
+"""GRU as a module."""
+
+from torch import Tensor, nn
+
+from mistrnn.layers._layer import Weights
+from mistrnn.layers._recurrence import Step
+from mistrnn.layers._torch_twin import TorchTwin
+from mistrnn.layers.gru.reference import gru
+
+
+class GRU(TorchTwin):
+    """GRU, as torch.nn.GRU with one bias per gate and one more; the equations are in `mistrnn.layers.gru.reference`.
+
+    Arguments as in `RecurrentLayer`. Parameters of layer k (suffix `_reverse` for the second direction), with the rows
+    of the gates r, z, n: `weight_ih_lk` [3H, I], `weight_hh_lk` [3H, H], `bias_lk` [3H], and `bias_hn_lk` [H], which
+    the reset gate multiplies. State: [layers * directions, B, H].
+
+    >>> import torch
+    >>> layer = GRU(input_size=3, hidden_size=5)
+    >>> output, state = layer(torch.randn(7, 2, 3))
+    >>> output.shape, state.shape
+    (torch.Size([7, 2, 5]), torch.Size([1, 2, 5]))
+    """
+
+    torch_class = nn.GRU
+
+    def _row_blocks(self) -> list[int]:
+        return [self.hidden_size] * 3
+
+    def _parameter_shapes(self, layer_inputs: int) -> dict[str, tuple[int, ...]]:
+        shapes = super()._parameter_shapes(layer_inputs)
+        if self.bias:
+            shapes["bias_hn"] = (self.hidden_size,)
+        return shapes
+
+    def _step(self, weights: Weights, dropout: Tensor | None) -> Step:
+        return gru(weights["weight_hh"], weights.get("bias"), weights.get("bias_hn"), weights.get("gain"), dropout)
+
+    @staticmethod
+    def _biases_from_torch(ours: Weights, bias_ih: Tensor, bias_hh: Tensor) -> None:
+        hidden = ours["bias_hn"].size(0)
+        ours["bias"].copy_(bias_ih)
+        ours["bias"][: 2 * hidden] += bias_hh[: 2 * hidden]
+        ours["bias_hn"].copy_(bias_hh[2 * hidden :])
+
+    @staticmethod
+    def _biases_to_torch(ours: Weights, bias_ih: Tensor, bias_hh: Tensor) -> None:
+        hidden = ours["bias_hn"].size(0)
+        bias_ih.copy_(ours["bias"])
+        bias_hh.zero_()
+        bias_hh[2 * hidden :] = ours["bias_hn"]

@@ -1,0 +1,5 @@
+"""LSTM: its equations (`reference`) and its module (`layer`)."""
+
+from mistrnn.layers.lstm.layer import LSTM
+
+__all__ = ["LSTM"]
