@@ -20,7 +20,7 @@ from mistrnn.layers._stream import Stream
 from mistrnn.layers._timeline import Timeline
 
 Weights = Mapping[str, Tensor]
-"""The parameters of one layer in one direction by short name: weight_ih, weight_hh, and bias and gain if it has them."""
+"""The parameters of one layer in one direction by short name: weight_ih, weight_hh and, if any, bias, gain."""
 
 
 class Options(TypedDict, total=False):
@@ -256,7 +256,7 @@ class RecurrentLayer(nn.Module, ABC):
         finals: list[tuple[Tensor, ...]] = []
         x = timeline.clear_padding(x)
         for layer in range(self.num_layers):
-            if layer > 0:
+            if layer > 0 and self.dropout:
                 x = F.dropout(x, self.dropout, self.training)
             outputs = []
             for direction in range(self.directions):
@@ -272,23 +272,26 @@ class RecurrentLayer(nn.Module, ABC):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Run one layer in one direction; part is its [M, B, H] per component, and the clock [B] if it has one."""
         if direction == 1:
-            x, original, timeline = timeline.flip(x), timeline, timeline.reversed()
+            output, final = self._run_one_way(self._weights(layer, 1), timeline.flip(x), part, timeline.reversed())
+            return timeline.flip(output), final
+        return self._run_one_way(self._weights(layer, 0), x, part, timeline)
+
+    def _run_one_way(
+        self, weights: Weights, x: Tensor, part: tuple[Tensor, ...], timeline: Timeline
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         initial, clock = (part[:-1], part[-1]) if self.has_clock else (part, None)
-        age = None
-        if clock is not None:
-            age = timeline.ages(clock)
-        elif timeline.reset is not None:
-            # The state that came in counts as old enough for every delay.
-            age = timeline.ages(torch.full((timeline.batch,), self._memory(), device=x.device))
-        weights = self._weights(layer, direction)
-        step = self._step(weights, self._draw_dropout(timeline, initial[0]))
-        projected = self._project(x, weights)
-        states = run(step, projected, initial, age=age, zoneout=self._draw_zoneout(timeline, initial[0]))
+        states = run(
+            self._step(weights, self._draw_dropout(timeline, x.device)),
+            self._project(x, weights),
+            initial,
+            age=timeline.ages(timeline.full(self._memory())) if timeline.reset is not None else None,
+            clock=timeline.ages(clock) if clock is not None else None,
+            zoneout=self._draw_zoneout(timeline, x.device),
+        )
         final = tuple(timeline.last(before, inside) for before, inside in zip(initial, states, strict=True))
         if clock is not None:
             final += (timeline.elapsed(clock),)
-        output = timeline.clear_padding(states[0])
-        return (original.flip(output) if direction == 1 else output), final
+        return timeline.clear_padding(states[0]), final
 
     def _weights(self, layer: int, direction: int) -> Weights:
         suffix = _suffix(layer, direction)
@@ -298,21 +301,21 @@ class RecurrentLayer(nn.Module, ABC):
         """Return the input's share of all pre-activations, [..., G]; with layer norm the bias comes after the norm."""
         return linear(x, weights["weight_ih"], None if self.layer_norm else weights.get("bias"))
 
-    def _draw_dropout(self, timeline: Timeline, like: Tensor) -> Tensor | None:
+    def _draw_dropout(self, timeline: Timeline, device: torch.device) -> Tensor | None:
         """Return the recurrent dropout mask [B, H] of one call, scaled to keep the expectation."""
         if not self.recurrent_dropout or not self.training:
             return None
-        keep = torch.rand(timeline.batch, self.hidden_size, device=like.device) >= self.recurrent_dropout
-        return keep.to(like.dtype) / (1 - self.recurrent_dropout)
+        keep = torch.rand(timeline.batch, self.hidden_size, device=device) >= self.recurrent_dropout
+        return keep.to(self._like().dtype) / (1 - self.recurrent_dropout)
 
-    def _draw_zoneout(self, timeline: Timeline, like: Tensor) -> Zoneout | None:
+    def _draw_zoneout(self, timeline: Timeline, device: torch.device) -> Zoneout | None:
         """Return the zoneout masks [T, B, H] of one call, or in evaluation the probability."""
         if not self.zoneout:
             return None
         if not self.training:
             return self.zoneout
         shape = (timeline.steps, timeline.batch, self.hidden_size)
-        return tuple(torch.rand(shape, device=like.device) < self.zoneout for _ in self.state_components)
+        return tuple(torch.rand(shape, device=device) < self.zoneout for _ in self.state_components)
 
     def stream(self, batch_size: int = 1, state: State | None = None) -> Stream:
         """Return a stream: called with the input of one step [B, I], it returns its output [B, H].

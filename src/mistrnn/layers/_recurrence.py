@@ -25,7 +25,9 @@ class Past:
         # state: one [M, B, H] per component, oldest first.
         self._components = [deque(component.unbind(0), maxlen=component.size(0)) for component in state]
         self.age: Tensor | None = None
-        """[B] steps since each sequence began, 0 at its first; None where no sequence begins inside the run."""
+        """[B] how many states each sequence has had since it was last reset; None where there are no resets."""
+        self.clock: Tensor | None = None
+        """[B] steps since each sequence began, 0 at its first; only for layers that have a clock."""
 
     def __call__(self, delay: int, component: int = 0) -> Tensor:  # [B, H]
         state = self._components[component][-delay]
@@ -60,21 +62,29 @@ def advance(step: Step, x: Tensor, past: Past, zoneout: Zoneout | None) -> tuple
 
 
 def run(
-    step: Step, x: Tensor, state: Sequence[Tensor], *, age: Tensor | None, zoneout: Zoneout | None
+    step: Step,
+    x: Tensor,
+    state: Sequence[Tensor],
+    *,
+    age: Tensor | None = None,
+    clock: Tensor | None = None,
+    zoneout: Zoneout | None = None,
 ) -> tuple[Tensor, ...]:
-    """All states of a run: [T, B, H] per component, from x [T, B, G] and the state before it, [M, B, H] per component.
+    """Return all states of a run, [T, B, H] per component, from x [T, B, G] and the state before it, [M, B, H] each.
 
     Time is taken apart with `unbind` and put together with `stack`: indexing one big tensor at each step would make
-    the backward pass quadratic in T.
+    the backward pass quadratic in T. `age` and `clock` are [T, B], as in `Past`.
     """
     past = Past(state)
     states: list[tuple[Tensor, ...]] = []
     for t, x_t in enumerate(x.unbind(0)):
         past.age = None if age is None else age[t]
+        past.clock = None if clock is None else clock[t]
         masks = tuple(mask[t] for mask in zoneout) if isinstance(zoneout, tuple) else zoneout
         states.append(advance(step, x_t, past, masks))
     if not states:
-        return tuple(component.new_zeros(0, *component.shape[1:]) for component in state)
+        empty = x[..., :1].expand(-1, -1, state[0].size(-1))  # part of the graph, so that a backward pass goes through
+        return (empty,) * len(state)
     return tuple(torch.stack(component) for component in zip(*states, strict=True))
 
 

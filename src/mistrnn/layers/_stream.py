@@ -45,7 +45,7 @@ class Stream:
             for part in self._form.unpack(state, self._like):
                 components, clock = (part[:-1], part[-1]) if layer.has_clock else (part, None)
                 past = Past([component.detach() for component in components])
-                past.age = clock
+                past.clock = clock
                 self._pasts.append(past)
 
     @torch.no_grad()
@@ -70,9 +70,12 @@ class Stream:
             if reset is not None:
                 age = torch.full_like(reset, self._form.memory, dtype=torch.int64) if past.age is None else past.age
                 past.age = age.masked_fill(reset, 0)
+                past.clock = past.clock.masked_fill(reset, 0) if past.clock is not None else None
             x = advance(step, self._project(x, weights), past, self._zoneout)[0]
             if past.age is not None:
                 past.age = past.age + 1
+            if past.clock is not None:
+                past.clock = past.clock + 1
         return x
 
     @property
@@ -80,6 +83,5 @@ class Stream:
         """The state after the last step, in the form that the layer takes and returns."""
         parts = []
         for past in self._pasts:
-            clock = (past.age,) if self._form.has_clock and past.age is not None else ()
-            parts.append(past.stacked() + clock)
+            parts.append(past.stacked() + (() if past.clock is None else (past.clock,)))
         return self._form.pack(parts)

@@ -61,7 +61,7 @@ class Timeline:
         return counts.gather(0, self.lengths.unsqueeze(0)).squeeze(0)
 
     def last(self, initial: Tensor, states: Tensor) -> Tensor:  # [M, B, H]
-        """Return the last M states of each sequence, oldest first, of those before the run [M, B, H] and in it [T, B, H].
+        """Return the last M states of each sequence, oldest first, from before the run [M, B, H] and in it [T, B, H].
 
         States from before a sequence's newest reset are zeros: what is handed on must not leak them either.
         """
@@ -75,8 +75,12 @@ class Timeline:
         if self.reset is None:
             return kept
         steps_back = torch.arange(memory, 0, -1, device=self.device).unsqueeze(1)  # [M, 1]
-        elapsed = self.elapsed(torch.full((self.batch,), memory, device=self.device))
+        elapsed = self.elapsed(self.full(memory))
         return kept.masked_fill((elapsed < steps_back).unsqueeze(-1), 0.0)
+
+    def full(self, value: int) -> Tensor:  # [B]
+        """Return the same count for every sequence."""
+        return torch.full((self.batch,), value, device=self.device)
 
     def _index(self) -> Tensor:  # [T, 1]
         return torch.arange(self.steps, device=self.device).unsqueeze(1)

@@ -35,13 +35,13 @@ def clockwork(
     weight_hh = weight_hh.masked_fill(severed(unit_periods), 0.0)
 
     def step(x: Tensor, past: Past) -> tuple[Tensor]:
-        assert past.age is not None, "a Clockwork step needs the clock"
+        assert past.clock is not None, "a Clockwork step needs the clock"
         h = past(1)
         z = x + linear(drop(h, dropout), weight_hh)
         if gain is not None:
             z = torch.cat([norm(part) for norm, part in zip(norm_groups, torch.split(z, group, -1), strict=True)], -1)
         u = torch.tanh(z)  # (1)
-        ticks = past.age.unsqueeze(-1) % unit_periods == 0  # [B, H]
+        ticks = past.clock.unsqueeze(-1) % unit_periods == 0  # [B, H]
         return (torch.where(ticks, u, h),)  # (2)
 
     return step

@@ -1,0 +1,26 @@
+"""What all tests share: the machine's quirks, the GPU marker, hypothesis settings."""
+
+import os
+
+# torch 2.13's bf16 matrix products die with an illegal instruction (SIGILL) on some virtual CPUs. Capping oneDNN's
+# instruction set avoids that; it must happen before torch is loaded.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import hypothesis
+import pytest
+import torch
+
+torch.set_num_threads(1)  # tests run in parallel processes, one per core
+
+# The same examples on every machine and every run; a deadline would only measure how busy the machine is.
+hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=20, print_blob=True)
+hypothesis.settings.load_profile("default")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="no CUDA device here")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
