@@ -1,5 +1,6 @@
 """Every layer equals an independent NumPy evaluation of its equations, in float64, to 1e-12."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ def numpy_run(
                 else:
                     # Cut at the resets, take the pieces from last to first, each backwards.
                     cuts = [0, *(t for t in starts if t > 0), ends[b]]
-                    lengths_backwards = [end - begin for begin, end in zip(cuts, cuts[1:], strict=False)][::-1]
+                    lengths_backwards = [end - begin for begin, end in pairwise(cuts)][::-1]
                     begins = np.cumsum(lengths_backwards)[:-1].tolist()
                     hs, memory = numpy_equations.run_sequence(piece, xs[::-1], memory, begins)
                     hs = hs[::-1]

@@ -54,7 +54,7 @@ def test_input_of_wrong_type_dtype_or_device_is_refused(name: str) -> None:
     layer = plain(name)
     own = type(layer).__name__
     with pytest.raises(TypeError, match=f"^{own}: expected input to be a Tensor or a PackedSequence, got list"):
-        layer([[0.0] * 32])  # type: ignore[call-overload]
+        layer([[0.0] * 32])
     with pytest.raises(
         TypeError,
         match=f"^{own}: expected input of torch.float32, the dtype of the parameters, got torch.float64",
@@ -62,9 +62,7 @@ def test_input_of_wrong_type_dtype_or_device_is_refused(name: str) -> None:
         layer(torch.zeros(5, 2, 32, dtype=torch.float64))
     with pytest.raises(TypeError, match=f"^{own}: expected input of torch.float32, .* got torch.int64"):
         layer(torch.zeros(5, 2, 32, dtype=torch.int64))
-    with pytest.raises(
-        ValueError, match=f"^{own}: expected input on cpu, because the parameters are there, got meta"
-    ):
+    with pytest.raises(ValueError, match=f"^{own}: expected input on cpu, because the parameters are there, got meta"):
         layer(torch.zeros(5, 2, 32, device="meta"))
 
 
@@ -211,7 +209,9 @@ def test_hidden_size_that_does_not_divide_into_the_periods_is_refused() -> None:
 
 
 def test_repeated_periods_are_refused() -> None:
-    with pytest.raises(ValueError, match=message("Clockwork: expected distinct periods, got 2 more than once in [2, 2].")):
+    with pytest.raises(
+        ValueError, match=message("Clockwork: expected distinct periods, got 2 more than once in [2, 2].")
+    ):
         Clockwork(3, 8, periods=[2, 2])
 
 
@@ -226,7 +226,11 @@ def test_repeated_periods_are_refused() -> None:
         ({"num_layers": True}, TypeError, "num_layers to be an int, got True."),
         ({"zoneout": 1.0}, ValueError, "zoneout in [0, 1), because it is a probability, got 1.0."),
         ({"zoneout": float("nan")}, ValueError, "zoneout in [0, 1), because it is a probability, got nan."),
-        ({"recurrent_dropout": -0.1}, ValueError, "recurrent_dropout in [0, 1), because it is a probability, got -0.1."),
+        (
+            {"recurrent_dropout": -0.1},
+            ValueError,
+            "recurrent_dropout in [0, 1), because it is a probability, got -0.1.",
+        ),
         ({"dropout": 1.5}, ValueError, "dropout in [0, 1], because it is a probability, got 1.5."),
         ({"dropout": "0.5"}, TypeError, "dropout to be a probability, got '0.5'."),
     ],
@@ -276,10 +280,17 @@ def test_bad_streams_are_refused(name: str) -> None:
     [
         (LSTM, nn.GRU(3, 4), TypeError, "LSTM.from_torch: expected torch.nn.LSTM, got GRU."),
         (LSTM, nn.LSTM(3, 4, proj_size=2), ValueError, "LSTM.from_torch: expected proj_size=0, got 2."),
-        (RNN, nn.RNN(3, 4, nonlinearity="relu"), ValueError, "RNN.from_torch: expected nonlinearity='tanh', got 'relu'."),
+        (
+            RNN,
+            nn.RNN(3, 4, nonlinearity="relu"),
+            ValueError,
+            "RNN.from_torch: expected nonlinearity='tanh', got 'relu'.",
+        ),
     ],
 )
-def test_modules_without_a_twin_are_refused(kind: Any, module: nn.Module, error: type[Exception], expected: str) -> None:
+def test_modules_without_a_twin_are_refused(
+    kind: Any, module: nn.Module, error: type[Exception], expected: str
+) -> None:
     with pytest.raises(error, match=message(expected)):
         kind.from_torch(module)
 

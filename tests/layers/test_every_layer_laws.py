@@ -1,4 +1,4 @@
-"""Laws that hold for every layer, whatever its sizes and options: chunks, lengths, resets, batches, streams, directions.
+"""Laws that hold for every layer, whatever its sizes: chunks, lengths, resets, batches, streams, directions, trials.
 
 Each law is checked on outputs, states and, where gradients could go astray, on gradients.
 """
@@ -148,9 +148,7 @@ def test_reset_equals_cutting_the_sequence_there(
             close(output[begin:end, row : row + 1], piece)
             for direction in range(layer.directions):
                 if (begin, end) == (pieces[-1] if direction == 0 else pieces[0]):
-                    close(
-                        one_direction(layer, at(final, row), direction), one_direction(layer, piece_final, direction)
-                    )
+                    close(one_direction(layer, at(final, row), direction), one_direction(layer, piece_final, direction))
 
 
 def one_direction(layer: RecurrentLayer, state: Any, direction: int) -> tuple[Tensor, ...]:

@@ -12,8 +12,8 @@ def match_parameters(
 ) -> int:
     """Return the largest hidden size whose layer and linear readout together have at most `budget` parameters.
 
-    This is the paper's rule: it gives all of its hidden sizes. Clockwork counts only the weights that it really has,
-    and its hidden size is a multiple of its number of periods.
+    By this rule, the models that match an LSTM with 100 units have the hidden sizes of the paper's tables 1 and 3.
+    Clockwork counts only the weights that it really has, and its hidden size is a multiple of its number of periods.
 
     Args:
         layer: a layer's class or name.

@@ -1,0 +1,34 @@
+# Two commands do everything: `make demo` and `make test`. Each sets up .venv on first use.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint types contracts check clean
+
+demo: .venv/ready
+	$(BIN)/python examples/copy_demo.py
+
+# One process per core, each with one thread: the tensors are too small to share.
+test: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8
+
+# What CI runs beside the tests.
+check: lint types contracts
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/ready
+	$(BIN)/mypy
+
+contracts: .venv/ready
+	$(BIN)/lint-imports
+
+# The versions come from constraints.txt; a newer pyproject.toml or constraints.txt updates the environment.
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

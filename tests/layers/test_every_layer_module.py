@@ -1,0 +1,288 @@
+"""Every layer has the habits of torch.nn's recurrent modules."""
+
+import copy
+import io
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence
+
+from mistrnn.layers import LAYERS, RecurrentLayer
+from tests.layers.cases import as_tuple, close, every_device, every_layer, random_state, seeded, small
+
+both_directions = pytest.mark.parametrize("bidirectional", [False, True])
+
+
+@every_layer
+@both_directions
+def test_shapes_are_those_of_torch(name: str, bidirectional: bool) -> None:
+    layer, twin = LAYERS[name](3, 8, 2, bidirectional=bidirectional), nn.RNN(3, 8, 2, bidirectional=bidirectional)
+    input = torch.randn(5, 4, 3)
+    output, state = layer(input)
+    expected_output, expected_state = twin(input)
+    last = as_tuple(state)[0]
+    last = last[:, -1] if layer.keeps_history else last
+    assert output.shape == expected_output.shape
+    assert last.shape == expected_state.shape
+    torch.testing.assert_close(last[-layer.directions], output[-1, :, :8])
+
+
+@every_layer
+@both_directions
+def test_batch_first_only_transposes(name: str, bidirectional: bool) -> None:
+    layer = small(name, num_layers=2, bidirectional=bidirectional)
+    turned = small(name, num_layers=2, bidirectional=bidirectional, batch_first=True)
+    turned.load_state_dict(layer.state_dict())
+    input, reset = torch.randn(7, 2, 3, dtype=torch.float64), torch.rand(7, 2) < 0.3
+    output, state = layer(input, lengths=[7, 4], reset=reset)
+    turned_output, turned_state = turned(input.transpose(0, 1), lengths=[7, 4], reset=reset.transpose(0, 1))
+    close(turned_output.transpose(0, 1), output, 0.0)
+    close(turned_state, state, 0.0)
+
+
+@every_layer
+@both_directions
+def test_unbatched_input_equals_a_batch_of_one(name: str, bidirectional: bool) -> None:
+    layer = small(name, num_layers=2, bidirectional=bidirectional)
+    input, reset = torch.randn(7, 3, dtype=torch.float64), torch.rand(7) < 0.3
+    initial = random_state(layer, 1)
+    squeezed = tuple(part.squeeze(-2 if part.is_floating_point() else -1) for part in as_tuple(initial))
+    output, state = layer(input, squeezed if len(squeezed) > 1 else squeezed[0], reset=reset)
+    batch_output, batch_state = layer(input.unsqueeze(1), initial, reset=reset.unsqueeze(1))
+    close(output, batch_output.squeeze(1))
+    for part, batch_part in zip(as_tuple(state), as_tuple(batch_state), strict=True):
+        close(part, batch_part.squeeze(-2 if part.is_floating_point() else -1))
+
+
+@every_device
+@every_layer
+@both_directions
+@pytest.mark.parametrize("enforce_sorted", [False, True])
+def test_packed_sequence_in_gives_packed_sequence_out(
+    name: str, bidirectional: bool, enforce_sorted: bool, device: str
+) -> None:
+    layer = small(name, bidirectional=bidirectional, num_layers=2).to(device)
+    lengths = [6, 6, 4, 1] if enforce_sorted else [4, 6, 1, 6]
+    sequences = [torch.randn(length, 3, dtype=torch.float64, device=device) for length in lengths]
+    packed = pack_sequence(sequences, enforce_sorted=enforce_sorted)
+    initial = random_state(layer, 4)
+    output, state = layer(packed, initial)
+    assert isinstance(output, PackedSequence)
+    assert torch.equal(output.batch_sizes, packed.batch_sizes)
+    if not enforce_sorted:
+        assert output.sorted_indices is packed.sorted_indices
+        assert output.unsorted_indices is packed.unsorted_indices
+    padded, own_lengths = pad_packed_sequence(output)
+    expected, expected_state = layer(pad_packed_sequence(packed)[0], initial, lengths=lengths)
+    assert own_lengths.tolist() == lengths
+    close(padded, expected)
+    close(state, expected_state)
+
+
+def test_packed_lstm_equals_torch_on_packed_input() -> None:
+    twin = nn.LSTM(3, 5, 2, bidirectional=True, dtype=torch.float64)
+    layer = LAYERS["lstm"].from_torch(twin)
+    packed = pack_padded_sequence(
+        torch.randn(6, 3, 3, dtype=torch.float64), torch.tensor([2, 6, 3]), enforce_sorted=False
+    )
+    output, state = layer(packed)
+    expected, expected_state = twin(packed)
+    close(output.data, expected.data)
+    close(state, expected_state)
+
+
+@every_layer
+def test_deepcopy_is_equal_and_independent(name: str) -> None:
+    layer = small(name, num_layers=2, bidirectional=True, layer_norm=True)
+    twin = copy.deepcopy(layer)
+    input = torch.randn(5, 2, 3, dtype=torch.float64)
+    before = layer(input)[0]
+    assert torch.equal(twin(input)[0], before)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.add_(1.0)
+    assert torch.equal(layer(input)[0], before)
+
+
+@every_layer
+def test_state_dict_round_trip_restores_the_layer(name: str) -> None:
+    layer, other = small(name, layer_norm=True), small(name, layer_norm=True)
+    stored = io.BytesIO()
+    torch.save(layer.state_dict(), stored)
+    stored.seek(0)
+    other.load_state_dict(torch.load(stored, weights_only=True))
+    input = torch.randn(5, 2, 3, dtype=torch.float64)
+    assert torch.equal(layer(input)[0], other(input)[0])
+
+
+@every_layer
+def test_parameters_carry_torch_names(name: str) -> None:
+    layer = LAYERS[name](3, 8, 2, bidirectional=True)
+    kinds = {"weight_ih", "weight_hh", "bias"} | ({"bias_hn"} if name == "gru" else set())
+    expected = {f"{kind}_l{k}{suffix}" for kind in kinds for k in range(2) for suffix in ("", "_reverse")}
+    assert set(layer.state_dict()) == expected
+    assert set(LAYERS[name](3, 8, bias=False).state_dict()) == {"weight_ih_l0", "weight_hh_l0"}
+    assert "gain_l0" in LAYERS[name](3, 16, layer_norm=True).state_dict()
+
+
+@every_layer
+def test_layer_made_on_meta_and_materialised_works(name: str) -> None:
+    layer = LAYERS[name](3, 8, device="meta").to_empty(device="cpu")
+    layer.reset_parameters()
+    assert layer(torch.randn(5, 2, 3))[0].isfinite().all()
+
+
+@every_device
+@every_layer
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_output_and_state_follow_the_parameters_dtype_and_device(name: str, dtype: torch.dtype, device: str) -> None:
+    layer = LAYERS[name](3, 8, dtype=dtype, device=device)
+    output, state = layer(torch.randn(5, 2, 3, dtype=dtype, device=device))
+    moved, _ = LAYERS[name](3, 8).to(device=device, dtype=dtype)(torch.randn(5, 2, 3, dtype=dtype, device=device))
+    for value in (output, moved, *(part for part in as_tuple(state) if part.is_floating_point())):
+        assert value.dtype == dtype
+        assert value.device.type == device
+        assert value.isfinite().all()
+
+
+@every_device
+@every_layer
+@pytest.mark.parametrize("option", [{}, {"layer_norm": True, "zoneout": 0.2, "recurrent_dropout": 0.2}])
+def test_autocast_shortens_products_and_keeps_states_in_full(name: str, option: dict[str, Any], device: str) -> None:
+    layer = small(name, input_size=16, hidden_size=24, dtype=torch.float32, **option).to(device)
+    input = torch.randn(5, 2, 16, device=device)
+    with seeded(1):
+        exact, _ = layer(input)
+    with seeded(1), torch.autocast(device, dtype=torch.bfloat16):
+        output, state = layer(input)
+    with seeded(1), torch.autocast(device, dtype=torch.bfloat16):
+        low_input, _ = layer(input.bfloat16())  # as the layer before it may hand on
+    for value in (output, low_input):
+        assert value.dtype == torch.float32
+        error = (value - exact).norm() / exact.norm()
+        assert 1e-5 < error < 5e-2  # some precision is gone, and not much
+    assert all(part.dtype == torch.float32 for part in as_tuple(state) if part.is_floating_point())
+    output.sum().backward()
+    for parameter in layer.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.dtype == torch.float32
+        assert parameter.grad.isfinite().all()
+
+
+@every_layer
+def test_dropout_acts_between_layers_only(name: str) -> None:
+    layer = small(name, num_layers=2, dropout=1.0)
+    input = torch.randn(5, 2, 3, dtype=torch.float64)
+    first, second = layer(input)[0], layer(torch.randn_like(input))[0]
+    assert torch.equal(first, second)  # nothing comes through to the second layer
+    assert first.any()  # and its own output is not dropped
+    layer.eval()
+    assert not torch.equal(layer(input)[0], first)
+
+
+@every_layer
+def test_repr_shows_what_differs_from_the_defaults(name: str) -> None:
+    kind = LAYERS[name]
+    own = {"mist": ", delays=[1, 2, 4]", "narx": ", delays=[1, 2, 3]", "clockwork": ", periods=[1, 2, 4]"}.get(name, "")
+    count: dict[str, Any] = {"mist": {"delays": 3}, "narx": {"delays": 3}, "clockwork": {"periods": 3}}.get(name, {})
+    assert repr(kind(3, 6, **count)) == f"{kind.__name__}(3, 6{own})"
+    full = kind(3, 6, 2, bias=False, batch_first=True, dropout=0.1, bidirectional=True, zoneout=0.2, **count)
+    assert repr(full) == (
+        f"{kind.__name__}(3, 6, num_layers=2{own}, bias=False, batch_first=True, dropout=0.1, bidirectional=True, "
+        "zoneout=0.2)"
+    )
+
+
+@every_layer
+def test_parameters_start_as_in_the_paper(name: str) -> None:
+    with seeded(0):
+        layer = LAYERS[name](40, 64, 2, layer_norm=True)
+    for key, parameter in layer.named_parameters():
+        if key.startswith("weight"):
+            values = parameter[parameter != 0]
+            assert values.mean().item() == pytest.approx(0.0, abs=0.01)
+            assert values.std().item() == pytest.approx(64**-0.5, rel=0.05)
+        elif key.startswith("gain"):
+            assert (parameter == 1).all()
+        elif name == "lstm":
+            assert (parameter[64:128] == 1).all()
+            assert not parameter[:64].any()
+            assert not parameter[128:].any()
+        else:
+            assert not parameter.any()
+
+
+def time_of_backward(layer: RecurrentLayer, steps: int) -> float:
+    input = torch.randn(steps, 64, 1)
+    best = float("inf")
+    for _ in range(3):
+        output, _ = layer(input)
+        start = time.perf_counter()
+        output.sum().backward()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+@every_layer
+def test_backward_time_is_linear_in_the_steps(name: str) -> None:
+    # Four times the steps: measured at 4.1x to 5.5x the time, and at 18x to 80x when the loop indexes one big tensor at
+    # each step instead of unbinding it.
+    layer = LAYERS[name](1, 64)
+    time_of_backward(layer, 50)
+    ratio = time_of_backward(layer, 800) / time_of_backward(layer, 200)
+    assert ratio < 10
+
+
+@every_layer
+def test_stream_holds_the_same_memory_after_any_number_of_steps(name: str) -> None:
+    layer = small(name)
+    stream = layer.stream(2)
+
+    def held() -> int:
+        return sum(len(component) for past in stream._pasts for component in past._components)
+
+    for _ in range(10):
+        stream(torch.randn(2, 3, dtype=torch.float64))
+    before = held()
+    for _ in range(50):
+        stream(torch.randn(2, 3, dtype=torch.float64))
+    assert held() == before == layer._memory() * len(layer.state_components)
+
+
+@every_layer
+def test_stream_keeps_the_weights_it_was_made_with(name: str) -> None:
+    layer = small(name)
+    input = torch.randn(4, 2, 3, dtype=torch.float64)
+    whole = layer(input)[0]
+    stream = layer.stream(2)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.zero_()
+    close(torch.stack([stream(x) for x in input]), whole)
+
+
+@every_layer
+def test_stream_goes_on_from_a_whole_run_and_back(name: str) -> None:
+    layer = small(name, num_layers=2)
+    input = torch.randn(12, 2, 3, dtype=torch.float64)
+    whole, whole_state = layer(input)
+    _, state = layer(input[:5])
+    stream = layer.stream(2, state)
+    middle = torch.stack([stream(x) for x in input[5:8]])
+    rest, last = layer(input[8:], stream.state)
+    close(torch.cat([middle, rest]), whole[5:])
+    close(last, whole_state)
+
+
+@every_layer
+def test_calling_a_layer_changes_nothing_of_the_callers(name: str) -> None:
+    layer = small(name, bidirectional=True)
+    input, reset, lengths = torch.randn(5, 2, 3, dtype=torch.float64), torch.rand(5, 2) < 0.3, torch.tensor([5, 3])
+    state = random_state(layer, 2)
+    given: list[Tensor] = [input, reset, lengths, *as_tuple(state)]
+    before = [value.clone() for value in given]
+    layer(input, state, lengths=lengths, reset=reset)
+    assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True))

@@ -1,0 +1,103 @@
+"""RNN, LSTM and GRU equal torch.nn's through from_torch and to_torch: outputs, states and gradients."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mistrnn import GRU, LSTM, RNN
+from tests.layers.cases import as_tuple, close, every_device, randomised
+
+TWINS: list[Any] = [(RNN, nn.RNN), (LSTM, nn.LSTM), (GRU, nn.GRU)]
+every_twin = pytest.mark.parametrize(("ours", "theirs"), TWINS, ids=["rnn", "lstm", "gru"])
+arguments = pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"bias": False},
+        {"num_layers": 2, "bidirectional": True},
+        {"num_layers": 3, "batch_first": True, "dropout": 0.5},
+        {"bidirectional": True, "batch_first": True, "bias": False},
+    ],
+    ids=str,
+)
+
+
+def evaluate(module: nn.Module, input: Tensor, state: Any) -> tuple[Tensor, ...]:
+    """Outputs, final states, and gradients with respect to input and initial state."""
+    x = input.clone().requires_grad_()
+    parts = tuple(part.clone().requires_grad_() for part in as_tuple(state))
+    output, final = module(x, parts if len(parts) > 1 else parts[0])
+    (output.square().sum() + sum(part.sin().sum() for part in as_tuple(final))).backward()
+    gradients = [leaf.grad for leaf in (x, *parts)]
+    assert all(gradient is not None for gradient in gradients)
+    return (output, *as_tuple(final), *gradients)
+
+
+def draw(module: nn.RNNBase, device: str) -> tuple[Tensor, Any]:
+    shape = (4, 9, 3) if module.batch_first else (9, 4, 3)
+    count = module.num_layers * (2 if module.bidirectional else 1)
+    state = tuple(torch.randn(count, 4, 5, dtype=torch.float64, device=device) for _ in range(2))
+    input = torch.randn(shape, dtype=torch.float64, device=device)
+    return input, state if isinstance(module, nn.LSTM) else state[0]
+
+
+@every_device
+@every_twin
+@arguments
+def test_from_torch_equals_torch(ours: Any, theirs: Any, options: dict[str, Any], device: str) -> None:
+    module = theirs(3, 5, dtype=torch.float64, device=device, **options).eval()
+    with torch.backends.cudnn.flags(enabled=False):  # cuDNN has no backward in evaluation mode
+        layer = ours.from_torch(module)
+        input, state = draw(module, device)
+        close(evaluate(layer, input, state), evaluate(module, input, state), 1e-11)
+        # One of torch's two biases is enough to compare: their gradients are the same.
+        for key, parameter in layer.named_parameters():
+            if key.startswith("bias_hn"):
+                expected = module.get_parameter(key.replace("bias_hn", "bias_hh")).grad[10:]
+            else:
+                expected = module.get_parameter(key.replace("bias_l", "bias_ih_l")).grad
+            close(parameter.grad, expected, 1e-10)
+
+
+@every_twin
+@arguments
+def test_to_torch_equals_the_layer(ours: Any, theirs: Any, options: dict[str, Any]) -> None:
+    layer = randomised(ours(3, 5, dtype=torch.float64, **options)).eval()
+    module = layer.to_torch()
+    assert type(module) is theirs
+    assert not module.training
+    input, state = draw(module, "cpu")
+    close(evaluate(layer, input, state), evaluate(module, input, state))
+
+
+@every_twin
+@arguments
+def test_round_trip_restores_every_bit(ours: Any, theirs: Any, options: dict[str, Any]) -> None:
+    layer = randomised(ours(3, 5, **options))
+    back = ours.from_torch(layer.to_torch())
+    assert repr(back) == repr(layer)
+    assert back.state_dict().keys() == layer.state_dict().keys()
+    for key, value in layer.state_dict().items():
+        assert torch.equal(back.state_dict()[key], value)
+
+
+@every_twin
+def test_conversion_copies_weights(ours: Any, theirs: Any) -> None:
+    module = theirs(3, 5)
+    layer = ours.from_torch(module)
+    before = {key: value.clone() for key, value in layer.state_dict().items()}
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.zero_()
+        for parameter in layer.to_torch().parameters():
+            parameter.zero_()
+    assert all(torch.equal(layer.state_dict()[key], value) for key, value in before.items())
+
+
+@every_twin
+def test_float32_from_torch_keeps_dtype_and_mode(ours: Any, theirs: Any) -> None:
+    layer = ours.from_torch(theirs(3, 5).eval())
+    assert layer.weight_hh_l0.dtype == torch.float32
+    assert not layer.training
