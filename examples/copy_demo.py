@@ -77,9 +77,8 @@ def main() -> None:
     for name, share in rows:
         print(f"  {name:4}  {share:4.0%}")
     print(
-        f"\nMIST reads the states {', '.join(str(2**i) for i in range(8))} steps back, so {distance} steps are one direct "
-        f"connection;\nLSTM has to hand the symbols on {distance} times. Distances between the delays take a few "
-        "connections\nand more updates."
+        f"\nMIST reads the states 1, 2, 4, ... 128 steps back: {distance} steps are one direct connection. LSTM has to"
+        f"\nhand the symbols on {distance} times. Distances between the delays take a few connections and more updates."
     )
 
 

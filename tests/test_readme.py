@@ -1,0 +1,43 @@
+"""The README's Python examples run, from top to bottom, as a reader would paste them."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mistrnn import match_parameters
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def test_readme_examples_run() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert len(blocks) >= 6
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
+    assert names["output"].shape == (1, 64)
+    assert names["outputs"].shape == (5, 20, 8, 16)
+    assert isinstance(names["theirs"], torch.nn.LSTM)
+
+
+def test_readme_numbers_are_right() -> None:
+    assert "# 139, to match an LSTM with 100 units" in README
+    assert match_parameters("mist", 41_810, input_size=1, output_size=10) == 139
+
+
+def test_layer_of_the_guide_keeps_the_laws() -> None:
+    guide = (Path(__file__).parents[1] / "docs" / "adding-a-layer.md").read_text()
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL):
+        exec(compile(block, "adding-a-layer.md", "exec"), names)
+    layer = names["MGU"](3, 5, 2, zoneout=0.1, layer_norm=True).double().eval()
+    input, reset = torch.randn(12, 2, 3, dtype=torch.float64), torch.rand(12, 2) < 0.2
+    whole, whole_state = layer(input, reset=reset)
+    first, state = layer(input[:3], reset=reset[:3])
+    second, state = layer(input[3:], state, reset=reset[3:])
+    torch.testing.assert_close(torch.cat([first, second]), whole)
+    torch.testing.assert_close(state, whole_state)
+    stream = layer.stream(2)
+    torch.testing.assert_close(torch.stack([stream(x, r) for x, r in zip(input, reset, strict=True)]), whole)
