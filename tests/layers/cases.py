@@ -52,7 +52,8 @@ def as_tuple(state: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 def random_state(layer: RecurrentLayer, batch: int) -> Any:
     """A state that is no state of a run: random values, and for Clockwork a random clock."""
-    empty = torch.empty(0, batch, layer.input_size, dtype=layer._like().dtype, device=layer._like().device)
+    like = next(layer.parameters())
+    empty = torch.empty(0, batch, layer.input_size, dtype=like.dtype, device=like.device)
     if layer.batch_first:
         empty = empty.transpose(0, 1)
     zeros = as_tuple(layer(empty)[1])

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mistrnn import RNN, Clockwork
+from mistrnn.layers.clockwork.reference import periods_of_units, severed
 from tests.layers.cases import close, randomised, small
 
 
@@ -22,15 +23,15 @@ def test_groups_tick_at_their_periods_from_the_first_step_on() -> None:
 
 def test_severed_weights_start_at_zero_and_stay_there_in_training() -> None:
     layer = Clockwork(3, 8, periods=[1, 2, 4, 8])
-    severed = layer._severed(torch.device("cpu"))
-    assert severed.sum() == 6 * 4  # the six blocks below the diagonal, 2 x 2 each
+    missing = severed(periods_of_units((1, 2, 4, 8), 2, torch.device("cpu")))
+    assert missing.sum() == 6 * 4  # the six blocks below the diagonal, 2 x 2 each
     optimiser = torch.optim.SGD(layer.parameters(), lr=0.5, momentum=0.9, weight_decay=0.1)
     for _ in range(5):
         optimiser.zero_grad()
         layer(torch.randn(9, 4, 3))[0].square().sum().backward()
         optimiser.step()
-    assert not layer.weight_hh_l0[severed].any()
-    assert layer.weight_hh_l0[~severed].all()
+    assert not layer.weight_hh_l0[missing].any()
+    assert layer.weight_hh_l0[~missing].all()
 
 
 def test_severed_weights_have_no_effect_even_if_someone_sets_them() -> None:
@@ -38,7 +39,7 @@ def test_severed_weights_have_no_effect_even_if_someone_sets_them() -> None:
     input = torch.randn(9, 2, 3, dtype=torch.float64)
     before = layer(input)[0]
     with torch.no_grad():
-        layer.weight_hh_l0[layer._severed(torch.device("cpu"))] = 100.0
+        layer.weight_hh_l0[severed(periods_of_units((1, 2, 3), 2, torch.device("cpu")))] = 100.0
     assert torch.equal(layer(input)[0], before)
 
 

@@ -92,8 +92,8 @@ def draw_masks(layer: RecurrentLayer, steps: int, batch: int, seed: int | None) 
     timeline = Timeline(steps, batch, torch.device("cpu"))
     with seeded(seed or 0):
         for _ in range(layer.num_layers * layer.directions):
-            dropout = layer._draw_dropout(timeline, torch.device("cpu"))
-            zoneout = layer._draw_zoneout(timeline, torch.device("cpu"))
+            dropout = layer._draw_dropout(timeline, torch.empty(0, dtype=torch.float64))
+            zoneout = layer._draw_zoneout(timeline, torch.empty(0, dtype=torch.float64))
             zoneout_masks = [mask.numpy() for mask in zoneout] if isinstance(zoneout, tuple) else []
             masks.append((None if dropout is None else dropout.numpy(), zoneout_masks))
     return masks
@@ -149,8 +149,8 @@ def test_layer_draws_masks_at_the_stated_rates(name: str) -> None:
     layer = LAYERS[name](1, 24, zoneout=0.2, recurrent_dropout=0.5)
     timeline = Timeline(50, 40, torch.device("cpu"))
     with seeded(0):
-        dropout = layer._draw_dropout(timeline, torch.device("cpu"))
-        zoneout = layer._draw_zoneout(timeline, torch.device("cpu"))
+        dropout = layer._draw_dropout(timeline, torch.empty(0, dtype=torch.float64))
+        zoneout = layer._draw_zoneout(timeline, torch.empty(0, dtype=torch.float64))
     assert dropout is not None
     assert isinstance(zoneout, tuple)
     assert set(dropout.unique().tolist()) == {0.0, 2.0}

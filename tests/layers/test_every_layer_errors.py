@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -75,6 +76,7 @@ def test_input_of_wrong_type_dtype_or_device_is_refused(name: str) -> None:
         ([6, 5], ValueError, "lengths between 0 and 5, because the input has 5 steps, got 6 for sequence 0."),
         ([5], ValueError, "lengths [2], because the input has 2 sequences, got [1]."),
         ([[5, 5]], ValueError, "lengths [2], because the input has 2 sequences, got [1, 2]."),
+        ([True, False], TypeError, "lengths to be ints, because they count steps, got [True, False]."),
     ],
 )
 def test_bad_lengths_are_refused(name: str, lengths: Any, error: type[Exception], expected: str) -> None:
@@ -82,6 +84,37 @@ def test_bad_lengths_are_refused(name: str, lengths: Any, error: type[Exception]
     for given in (lengths, torch.tensor(lengths)):
         with pytest.raises(error, match=message(f"{type(layer).__name__}: expected {expected}")):
             layer(torch.zeros(5, 2, 32), lengths=given)
+
+
+@every_layer
+@pytest.mark.parametrize("lengths", ["ab", [None, 2], [[1], [2, 3]], [5, "5"]])
+def test_lengths_that_are_no_numbers_are_refused(name: str, lengths: Any) -> None:
+    layer = plain(name)
+    expected = f"{type(layer).__name__}: expected lengths to be a Tensor or a list of ints, got {lengths!r}."
+    with pytest.raises(TypeError, match=message(expected)):
+        layer(torch.zeros(5, 2, 32), lengths=lengths)
+
+
+@every_layer
+def test_packed_sequences_of_wrong_shape_are_refused(name: str) -> None:
+    layer = plain(name)
+    own = type(layer).__name__
+    for width, got in (([31], "[T, 31]"), ([], "[T]"), ([32, 2], "[T, 32, 2]")):
+        packed = pack_sequence([torch.zeros(3, *width), torch.zeros(2, *width)])
+        expected = f"{own}: expected packed sequences [T, 32] each, because input_size=32, got {got}."
+        with pytest.raises(ValueError, match=message(expected)):
+            layer(packed)
+
+
+def test_delays_by_count_that_no_memory_holds_are_refused() -> None:
+    with pytest.raises(
+        ValueError,
+        match=message(
+            "MIST: expected delays <= 20 as a count, because 64 of them would grow beyond 524288; give a list to choose "
+            "them, got 64."
+        ),
+    ):
+        MIST(3, 4, delays=64)
 
 
 @every_layer
@@ -145,8 +178,8 @@ def test_bad_reset_is_refused(name: str, reset: Any, error: type[Exception], exp
             Clockwork(4, 8),
             (torch.zeros(1, 2, 8), torch.zeros(1, 2, 8)),
             ValueError,
-            "Clockwork: expected state's clock [1, 2], because num_layers * directions = 1, the batch has 2 and "
-            "hidden_size=8, got [1, 2, 8].",
+            "Clockwork: expected state's clock [1, 2], because num_layers * directions = 1 and the batch has 2, "
+            "got [1, 2, 8].",
         ),
         (
             Clockwork(4, 8),
@@ -183,12 +216,13 @@ def test_state_of_another_layer_or_batch_is_refused(
         (0, ValueError, "delays >= 1, got 0."),
         (-2, ValueError, "delays >= 1, got -2."),
         ([], ValueError, "at least one of delays, got an empty list."),
-        ([1, 0], ValueError, "delays >= 1, because they count steps into the past, got 0 in [1, 0]."),
-        ([1, -4], ValueError, "delays >= 1, because they count steps into the past, got -4 in [1, -4]."),
+        ([1, 0], ValueError, "delays >= 1, because they count steps, got 0 in [1, 0]."),
+        ([1, -4], ValueError, "delays >= 1, because they count steps, got -4 in [1, -4]."),
         ([1, 2, 1], ValueError, "distinct delays, got 1 more than once in [1, 2, 1]."),
         ([1, 2.5], TypeError, "delays to be ints, got 2.5 in [1, 2.5]."),
         ([True], TypeError, "delays to be ints, got True in [True]."),
         ("12", TypeError, "delays to be an int or a list of ints, got '12'."),
+        (np.array([1, 1]), ValueError, "distinct delays, got 1 more than once in [1, 1]."),
         (None, TypeError, "delays to be an int or a list of ints, got None."),
     ],
 )
@@ -245,14 +279,22 @@ def test_bad_constructor_arguments_are_refused(
 
 @every_layer
 def test_layer_norm_of_single_units_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="expected at least 2 units to normalise together"):
-        LAYERS[name](3, 8 if name == "clockwork" else 1, layer_norm=True)
+    hidden, own = (8 if name == "clockwork" else 1), LAYERS[name].__name__
+    with pytest.raises(
+        ValueError,
+        match=message(
+            f"{own}: expected at least 2 units to normalise together, because one alone always becomes 0, got "
+            f"hidden_size={hidden} in groups of 1."
+        ),
+    ):
+        LAYERS[name](3, hidden, layer_norm=True)
 
 
 @every_layer
 def test_dropout_with_one_layer_warns_as_torch_does(name: str) -> None:
-    with pytest.warns(UserWarning, match="dropout=0.5 has no effect, because it acts between layers and num_layers=1"):
+    with pytest.warns(UserWarning, match="dropout=0.5 has no effect, because it acts between layers") as caught:
         LAYERS[name](3, 8, dropout=0.5)
+    assert caught[0].filename == __file__  # the warning points at the caller's line
 
 
 @every_layer
@@ -322,6 +364,11 @@ def test_budget_that_nothing_meets_names_the_smallest() -> None:
         ),
     ):
         match_parameters(MIST, 5, input_size=1, output_size=10)
+    for not_ours in (nn.LSTM, None, RNN(1, 1)):
+        with pytest.raises(
+            TypeError, match="match_parameters: expected layer to be a class of mistrnn or its name, got"
+        ):
+            match_parameters(not_ours, 5, input_size=1, output_size=10)
     with pytest.raises(ValueError, match="match_parameters: expected budget >= 1, got 0"):
         match_parameters(MIST, 0, input_size=1, output_size=10)
 
@@ -339,10 +386,17 @@ def test_no_steps_give_no_output_and_the_same_state(name: str) -> None:
 
 
 @every_layer
+def test_numpy_numbers_are_welcome(name: str) -> None:
+    options: dict[str, Any] = {"mist": {"delays": np.array([1, 3])}, "narx": {"delays": np.int32(2)}}
+    layer = LAYERS[name](np.int64(3), np.int64(8), zoneout=np.float32(0.5), **options.get(name, {}))
+    assert layer(torch.zeros(5, 2, 3), lengths=np.array([5, 2]))[0].shape == (5, 2, 8)
+
+
+@every_layer
 def test_empty_batch_gives_an_empty_output(name: str) -> None:
     layer = LAYERS[name](3, 8, bidirectional=True)
-    lengths, reset = torch.zeros(0, dtype=torch.int64), torch.zeros(4, 0, dtype=torch.bool)
-    output, state = layer(torch.zeros(4, 0, 3), lengths=lengths, reset=reset)
+    reset = torch.zeros(4, 0, dtype=torch.bool)
+    output, state = layer(torch.zeros(4, 0, 3), lengths=[], reset=reset)
     assert output.shape == (4, 0, 16)
     output.sum().backward()
     again, _ = layer(torch.zeros(4, 0, 3), state)

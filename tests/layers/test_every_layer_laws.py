@@ -111,17 +111,20 @@ def test_lengths_equal_running_each_sequence_alone(
     with seeded(seed + 2):
         initial = random_state(layer, batch)
     output, final = layer(input, initial, lengths=torch.tensor(lengths, device=device))
-    total = output.square().sum()
-    (gradient,) = torch.autograd.grad(total, input)
+    (gradient, *by_parameter) = torch.autograd.grad(output.square().sum(), [input, *layer.parameters()])
+    summed = [torch.zeros_like(parameter) for parameter in layer.parameters()]
     for row, length in enumerate(lengths):
         alone_input = input[:length, row : row + 1].detach().requires_grad_()
         alone, alone_final = layer(alone_input, at(initial, row))
         close(output[:length, row : row + 1], alone)
         close(at(final, row), alone_final)
         assert not output[length:, row].any()
-        (alone_gradient,) = torch.autograd.grad(alone.square().sum(), alone_input)
+        wrt = [alone_input, *layer.parameters()]
+        (alone_gradient, *parts) = torch.autograd.grad(alone.square().sum(), wrt, materialize_grads=True)
+        summed = [total + part for total, part in zip(summed, parts, strict=True)]
         close(gradient[:length, row : row + 1], alone_gradient, 1e-10)
         assert not gradient[length:, row].any()
+    close(tuple(by_parameter), tuple(summed), 1e-10)
 
 
 @every_device
@@ -136,6 +139,8 @@ def test_reset_equals_cutting_the_sequence_there(
         initial = random_state(layer, batch)
         reset = torch.rand(steps, batch).to(device) < data.draw(st.sampled_from([0.0, 0.2, 0.6, 1.0]))
     output, final = layer(input, initial, reset=reset)
+    by_parameter = torch.autograd.grad(output.square().sum(), list(layer.parameters()))
+    summed = [torch.zeros_like(parameter) for parameter in layer.parameters()]
     for row in range(batch):
         cuts = [t for t in range(1, steps) if reset[t, row]]
         pieces = list(zip([0, *cuts], [*cuts, steps], strict=True))
@@ -146,9 +151,13 @@ def test_reset_equals_cutting_the_sequence_there(
             state = join_directions(layer, forward, backward, at(initial, row))
             piece, piece_final = layer(input[begin:end, row : row + 1], state)
             close(output[begin:end, row : row + 1], piece)
+            parts = torch.autograd.grad(piece.square().sum(), list(layer.parameters()))
+            summed = [total + part for total, part in zip(summed, parts, strict=True)]
             for direction in range(layer.directions):
                 if (begin, end) == (pieces[-1] if direction == 0 else pieces[0]):
                     close(one_direction(layer, at(final, row), direction), one_direction(layer, piece_final, direction))
+
+    close(by_parameter, tuple(summed), 1e-10)
 
 
 def one_direction(layer: RecurrentLayer, state: Any, direction: int) -> tuple[Tensor, ...]:

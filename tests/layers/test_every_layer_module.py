@@ -1,7 +1,9 @@
 """Every layer has the habits of torch.nn's recurrent modules."""
 
 import copy
+import gc
 import io
+import pickle
 import time
 from typing import Any
 
@@ -108,6 +110,83 @@ def test_deepcopy_is_equal_and_independent(name: str) -> None:
 
 
 @every_layer
+def test_pickled_module_is_equal(name: str) -> None:
+    layer = small(name, num_layers=2)
+    input = torch.randn(5, 2, 3, dtype=torch.float64)
+    assert torch.equal(pickle.loads(pickle.dumps(layer))(input)[0], layer(input)[0])
+
+
+@every_layer
+def test_parametrised_weights_work_and_can_be_reset(name: str) -> None:
+    layer = small(name)
+    input = torch.randn(5, 2, 3, dtype=torch.float64)
+    before = layer(input)[0]
+    calls = []
+    nn.utils.parametrizations.weight_norm(layer, "weight_hh_l0")
+    layer.parametrizations.weight_hh_l0.register_forward_hook(lambda *_: calls.append(1))
+    close(layer(input)[0], before)
+    assert len(calls) == 1  # computed once a call
+    layer.reset_parameters()
+    after = layer(input)[0]
+    assert after.isfinite().all()
+    assert not torch.equal(after, before)
+
+
+@every_layer
+def test_module_compiles_and_exports_whole(name: str) -> None:
+    layer = small(name, zoneout=0.2, layer_norm=True).eval()
+    input, lengths, reset = torch.randn(3, 2, 3, dtype=torch.float64), torch.tensor([3, 2]), torch.rand(3, 2) < 0.3
+    expected, expected_state = layer(input, lengths=lengths, reset=reset)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    output, state = compiled(input, lengths=lengths, reset=reset)
+    close(output, expected)
+    close(state, expected_state)
+    exported = torch.export.export(layer, (input,), {"lengths": lengths, "reset": reset}).module()
+    close(exported(input, lengths=lengths, reset=reset)[0], expected)
+
+
+@every_layer
+def test_packed_input_works_under_torch_func(name: str) -> None:
+    layer = small(name, bidirectional=True)
+    sequences = [torch.randn(length, 3, dtype=torch.float64) for length in (2, 5, 3)]
+    packed = pack_sequence(sequences, enforce_sorted=False)
+
+    def loss(parameters: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(layer, parameters, (packed,))[0].data.square().sum()
+
+    parameters = {key: value.detach() for key, value in layer.named_parameters()}
+    gradients = torch.func.grad(loss)(parameters)
+    expected = torch.autograd.grad(layer(packed)[0].data.square().sum(), list(layer.parameters()))
+    close(tuple(gradients[key] for key, _ in layer.named_parameters()), expected)
+    tangents = {key: torch.ones_like(value) for key, value in parameters.items()}
+    _, derivative = torch.func.jvp(loss, (parameters,), (tangents,))
+    close(derivative, sum(gradient.sum() for gradient in expected), 1e-10)
+
+
+@every_layer
+def test_vmap_over_lengths_resets_and_states_equals_a_loop(name: str) -> None:
+    layer = small(name)
+    input = torch.randn(6, 2, 3, dtype=torch.float64)
+    lengths, resets = torch.tensor([[6, 2], [0, 5]]), torch.rand(2, 6, 2) < 0.3
+    states = [random_state(layer, 2) for _ in range(2)]
+    stacked = tuple(torch.stack(parts) for parts in zip(*map(as_tuple, states), strict=True))
+
+    def call(parts: tuple[Tensor, ...], lengths: Tensor, reset: Tensor) -> Any:
+        return layer(input, parts if len(parts) > 1 else parts[0], lengths=lengths, reset=reset)[0]
+
+    outputs = torch.func.vmap(call)(stacked, lengths, resets)
+    for k in range(2):
+        close(outputs[k], layer(input, states[k], lengths=lengths[k], reset=resets[k])[0])
+
+
+@every_layer
+def test_skip_init_makes_the_layer_without_drawing(name: str) -> None:
+    layer = nn.utils.skip_init(LAYERS[name], 3, 8)
+    assert layer(torch.zeros(2, 1, 3))[0].shape == (2, 1, 8)
+
+
+@every_layer
 def test_state_dict_round_trip_restores_the_layer(name: str) -> None:
     layer, other = small(name, layer_norm=True), small(name, layer_norm=True)
     stored = io.BytesIO()
@@ -160,6 +239,8 @@ def test_autocast_shortens_products_and_keeps_states_in_full(name: str, option: 
         output, state = layer(input)
     with seeded(1), torch.autocast(device, dtype=torch.bfloat16):
         low_input, _ = layer(input.bfloat16())  # as the layer before it may hand on
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert copy.deepcopy(layer).double()(input.bfloat16())[0].dtype == torch.float64
     for value in (output, low_input):
         assert value.dtype == torch.float32
         error = (value - exact).norm() / exact.norm()
@@ -236,20 +317,58 @@ def test_backward_time_is_linear_in_the_steps(name: str) -> None:
     assert ratio < 10
 
 
+def tensors_alive() -> int:
+    gc.collect()
+    return sum(type(thing) is Tensor for thing in gc.get_objects())
+
+
 @every_layer
 def test_stream_holds_the_same_memory_after_any_number_of_steps(name: str) -> None:
     layer = small(name)
     stream = layer.stream(2)
 
-    def held() -> int:
-        return sum(len(component) for past in stream._pasts for component in past._components)
+    def go_on(steps: int) -> None:
+        for step in range(steps):
+            stream(torch.randn(2, 3, dtype=torch.float64), torch.tensor([step % 7 == 0, False]))
 
-    for _ in range(10):
-        stream(torch.randn(2, 3, dtype=torch.float64))
-    before = held()
-    for _ in range(50):
-        stream(torch.randn(2, 3, dtype=torch.float64))
-    assert held() == before == layer._memory() * len(layer.state_components)
+    go_on(10)
+    before = tensors_alive()
+    go_on(100)
+    assert tensors_alive() == before
+
+
+@every_layer
+def test_stream_takes_the_same_time_after_any_number_of_steps(name: str) -> None:
+    stream, x = small(name).stream(1), torch.randn(1, 3, dtype=torch.float64)
+
+    def fastest(steps: int) -> float:
+        times = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            stream(x)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    early = fastest(100)
+    for _ in range(2000):
+        stream(x)
+    assert fastest(100) < 3 * early
+
+
+@every_layer
+def test_stream_shares_no_memory_with_its_caller(name: str) -> None:
+    layer = small(name, num_layers=2)
+    input, initial = torch.randn(6, 2, 3, dtype=torch.float64), random_state(layer, 2)
+    whole = layer(input, initial)[0]
+    stream = layer.stream(2, initial)
+    for part in as_tuple(initial):
+        part.zero_()
+    for t, x in enumerate(input):
+        output = stream(x)
+        close(output, whole[t])
+        output.fill_(7.0)
+        for part in as_tuple(stream.state):
+            part.zero_()
 
 
 @every_layer

@@ -1,5 +1,6 @@
 """What layers say about bad arguments: the class, the argument, what was expected and why, and what came."""
 
+import numbers
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,20 +20,30 @@ def positive_int(name: str, argument: str, value: Any) -> int:
 
 def probability(name: str, argument: str, value: Any, *, below_one: bool = True) -> float:
     """Return value as a float in [0, 1), or in [0, 1]."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected {argument} to be a probability, got {value!r}.")
+    value = float(value)
     if not (0 <= value < 1 or (value == 1 and not below_one)):
         limits = "[0, 1)" if below_one else "[0, 1]"
         raise ValueError(f"{name}: expected {argument} in {limits}, because it is a probability, got {value}.")
-    return float(value)
+    return value
 
 
 def distinct_ints(
     name: str, argument: str, value: int | Sequence[int], expand: Callable[[int], Sequence[int]]
 ) -> tuple[int, ...]:
     """Return delays or periods as a tuple: an int n means expand(n), a list of distinct positive ints itself."""
+    if not isinstance(value, Sequence | Tensor) and not _is_int(value) and hasattr(value, "tolist"):
+        value = value.tolist()  # a NumPy array
     if _is_int(value):
-        return tuple(expand(positive_int(name, argument, value)))
+        count = positive_int(name, argument, value)
+        values = list(expand(min(count, MOST_BY_COUNT)))
+        if count > MOST_BY_COUNT:
+            raise ValueError(
+                f"{name}: expected {argument} <= {MOST_BY_COUNT} as a count, because {count} of them would grow beyond "
+                f"{values[-1]}; give a list to choose them, got {count}."
+            )
+        return tuple(values)
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError(f"{name}: expected {argument} to be an int or a list of ints, got {value!r}.")
     values = list(value)
@@ -42,9 +53,7 @@ def distinct_ints(
         if not _is_int(item):
             raise TypeError(f"{name}: expected {argument} to be ints, got {item!r} in {values}.")
         if item < 1:
-            raise ValueError(
-                f"{name}: expected {argument} >= 1, because they count steps into the past, got {item} in {values}."
-            )
+            raise ValueError(f"{name}: expected {argument} >= 1, because they count steps, got {item} in {values}.")
     if len(set(values)) < len(values):
         repeated = next(item for item in values if values.count(item) > 1)
         raise ValueError(f"{name}: expected distinct {argument}, got {repeated} more than once in {values}.")
@@ -54,6 +63,10 @@ def distinct_ints(
 def powers_of_two(count: int) -> list[int]:
     """Return 1, 2, 4, ... 2^(count - 1), the paper's delays and periods."""
     return [2**i for i in range(count)]
+
+
+MOST_BY_COUNT = 20
+"""Delays and periods that may be asked for by their count: 20 exponential ones span half a million steps."""
 
 
 def check_input(name: str, input: Tensor, input_size: int, batch_first: bool, like: Tensor) -> None:
@@ -73,6 +86,16 @@ def check_input(name: str, input: Tensor, input_size: int, batch_first: bool, li
         raise TypeError(f"{name}: expected input of {like.dtype}, the dtype of the parameters, got {input.dtype}.")
 
 
+def check_packed(name: str, data: Tensor, input_size: int, like: Tensor) -> None:
+    """Raise unless the rows of a PackedSequence are [I] each, in the dtype and on the device of `like`."""
+    if data.dim() != 2 or data.size(-1) != input_size:
+        raise ValueError(
+            f"{name}: expected packed sequences [T, {input_size}] each, because input_size={input_size}, "
+            f"got [T{''.join(f', {size}' for size in data.shape[1:])}]."
+        )
+    check_input(name, data, input_size, False, like)
+
+
 def check_state(name: str, part: str, value: Any, shape: Sequence[int], why: str, like: Tensor) -> None:
     """Raise unless one part of a state has its shape, dtype and device."""
     if not isinstance(value, Tensor):
@@ -86,7 +109,11 @@ def check_state(name: str, part: str, value: Any, shape: Sequence[int], why: str
 
 def check_lengths(name: str, lengths: Tensor | Sequence[int], batch: int, steps: int, device: torch.device) -> Tensor:
     """Return lengths as int64 [B] on the device, each between 0 and T."""
-    lengths = torch.as_tensor(lengths)
+    if not isinstance(lengths, Tensor):
+        try:
+            lengths = torch.tensor(lengths, dtype=None if len(lengths) else torch.int64, device=device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"{name}: expected lengths to be a Tensor or a list of ints, got {lengths!r}.") from error
     if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
         raise TypeError(f"{name}: expected lengths to be ints, because they count steps, got {_show(lengths)}.")
     if lengths.dim() != 1 or lengths.size(0) != batch:
@@ -122,7 +149,13 @@ def _check_place(name: str, argument: str, value: Tensor, like: Tensor) -> None:
 
 def _is_int(value: Any) -> bool:
     """Whether value counts as an int (NumPy's do, bools and tensors do not)."""
-    return not isinstance(value, bool | Tensor) and hasattr(value, "__index__")
+    if isinstance(value, bool | Tensor):
+        return False
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _readable(values: Tensor) -> bool:

@@ -6,12 +6,13 @@ T time, B batch, I input, H hidden, G rows of pre-activations, M memory (the lon
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypedDict, overload
+from typing import Any, ClassVar, overload
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.rnn import PackedSequence
 
 from mistrnn.layers import _checks
 from mistrnn.layers._recurrence import Step, Zoneout, linear, run
@@ -21,20 +22,6 @@ from mistrnn.layers._timeline import Timeline
 
 Weights = Mapping[str, Tensor]
 """The parameters of one layer in one direction by short name: weight_ih, weight_hh and, if any, bias, gain."""
-
-
-class Options(TypedDict, total=False):
-    """The arguments of `RecurrentLayer` after num_layers, for the layers that hand them on."""
-
-    bias: bool
-    batch_first: bool
-    dropout: float
-    bidirectional: bool
-    zoneout: float
-    recurrent_dropout: float
-    layer_norm: bool
-    device: torch.device | str | None
-    dtype: torch.dtype | None
 
 
 class RecurrentLayer(nn.Module, ABC):
@@ -50,7 +37,7 @@ class RecurrentLayer(nn.Module, ABC):
         bidirectional: a second set of parameters reads each sequence backwards; outputs are concatenated.
         zoneout: probability that a unit keeps its previous value at a step; its expectation is taken in evaluation.
         recurrent_dropout: probability of dropping a unit from everything that recurrent matrices read, for all steps
-            of a sequence, in training.
+            of a call, in training.
         layer_norm: normalise the pre-activations of each gate; adds the parameter `gain_lk`.
         device: where the parameters are made.
         dtype: their type.
@@ -92,14 +79,16 @@ class RecurrentLayer(nn.Module, ABC):
         self.recurrent_dropout = _checks.probability(name, "recurrent_dropout", recurrent_dropout)
         self.layer_norm = layer_norm
         if self.dropout and self.num_layers == 1:
+            own_constructor = type(self).__init__ is not RecurrentLayer.__init__
             warnings.warn(
                 f"{name}: dropout={dropout} has no effect, because it acts between layers and num_layers=1.",
-                stacklevel=3,
+                stacklevel=3 if own_constructor else 2,
             )
-        if layer_norm and self._row_blocks()[-1] == 1:
+        together = self._row_blocks()[-1]
+        if layer_norm and together == 1:
             raise ValueError(
-                f"{name}: expected at least 2 units to normalise together, because one alone always becomes 0, "
-                f"got hidden_size={hidden_size} with layer_norm=True."
+                f"{name}: expected at least 2 units to normalise together, because one alone always becomes 0, got "
+                f"hidden_size={hidden_size} in groups of 1."
             )
         for layer in range(self.num_layers):
             layer_inputs = self.input_size if layer == 0 else self.output_size
@@ -152,13 +141,21 @@ class RecurrentLayer(nn.Module, ABC):
     def reset_parameters(self) -> None:
         """Draw the parameters anew, as in the paper: matrices N(0, 1/H), biases 0 (gains of layer norm 1)."""
         with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                if name.startswith("weight"):
-                    parameter.normal_(0.0, self.hidden_size**-0.5)
-                elif name.startswith("gain"):
-                    parameter.fill_(1.0)
-                else:
-                    parameter.zero_()
+            for layer in range(self.num_layers):
+                for direction in range(self.directions):
+                    for short, value in self._weights(layer, direction).items():
+                        name = short + _suffix(layer, direction)
+                        if is_parametrized(self, name):
+                            setattr(self, name, self._initial(short, value))
+                        else:
+                            value.copy_(self._initial(short, value))
+
+    def _initial(self, short: str, like: Tensor) -> Tensor:
+        """Return a start value for the parameter of this short name."""
+        if short.startswith("weight"):
+            drawn: Tensor = torch.randn_like(like) * self.hidden_size**-0.5
+            return drawn
+        return torch.ones_like(like) if short == "gain" else torch.zeros_like(like)
 
     def parameter_count(self) -> int:
         """Return the number of weights that the layer really has."""
@@ -193,7 +190,8 @@ class RecurrentLayer(nn.Module, ABC):
             input: [T, B, I], or [B, T, I] with batch_first, or unbatched [T, I], or a PackedSequence.
             state: what an earlier call returned, to go on from there; zeros if left out.
             lengths: [B] ints, how many steps of each sequence are real; the rest is padding and may hold anything.
-            reset: bool, with the time and batch axes of the input; where true, that sequence starts afresh.
+            reset: bool, with the time and batch axes of the input ([T, B] for packed input, in the order before packing);
+                where true, that sequence starts afresh.
 
         Returns:
             output: the states h_t of the last layer, [T, B, directions * H] (in the form of the input); zero past a
@@ -202,7 +200,8 @@ class RecurrentLayer(nn.Module, ABC):
         """
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, state, lengths, reset)
-        name, like = type(self).__name__, self._like()
+        name, weights = type(self).__name__, self._all_weights()
+        like = weights[0]["weight_hh"]
         _checks.check_input(name, input, self.input_size, self.batch_first, like)
         batched = input.dim() == 3
         if reset is not None:
@@ -222,7 +221,7 @@ class RecurrentLayer(nn.Module, ABC):
             lengths = _checks.check_lengths(name, lengths, batch, steps, like.device)
         form = self._state_form(batch if batched else None)
         parts = form.unpack(state, like)
-        output, parts = self._run(x, parts, Timeline(steps, batch, like.device, lengths, reset))
+        output, parts = self._run(weights, x, parts, Timeline(steps, batch, like.device, lengths, reset))
         if not batched:
             output = output.squeeze(1)
         elif self.batch_first:
@@ -232,66 +231,82 @@ class RecurrentLayer(nn.Module, ABC):
     def _forward_packed(
         self, packed: PackedSequence, state: State | None, lengths: Any, reset: Tensor | None
     ) -> tuple[PackedSequence, State]:
-        name, like = type(self).__name__, self._like()
+        name, weights = type(self).__name__, self._all_weights()
+        like = weights[0]["weight_hh"]
         if lengths is not None:
             raise ValueError(f"{name}: expected no lengths, because a PackedSequence brings its own.")
-        x, own_lengths = pad_packed_sequence(packed)  # in the caller's order, not sorted by length
-        _checks.check_input(name, x, self.input_size, False, like)
-        if reset is not None:
-            _checks.check_reset(name, reset, x.shape[:2], "[T, B]", like)
-        form = self._state_form(x.size(1))
-        timeline = Timeline(x.size(0), x.size(1), like.device, own_lengths.to(like.device), reset)
-        output, parts = self._run(x, form.unpack(state, like), timeline)
+        _checks.check_packed(name, packed.data, self.input_size, like)
+        # Where each packed row belongs, in the caller's order and not sorted by length. torch's own pad and pack would
+        # do, but not under torch.func.
+        sizes = packed.batch_sizes.tolist()
+        steps, batch = len(sizes), sizes[0]
+        times = torch.cat([torch.full((size,), t, device=like.device) for t, size in enumerate(sizes)])
+        rows = torch.cat([torch.arange(size, device=like.device) for size in sizes])
         if packed.sorted_indices is not None:
-            output = output.index_select(1, packed.sorted_indices)
-            own_lengths = own_lengths[packed.sorted_indices.cpu()]
-        data = pack_padded_sequence(output, own_lengths).data
-        repacked = PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
+            rows = packed.sorted_indices[rows]
+        if reset is not None:
+            _checks.check_reset(name, reset, [steps, batch], "[T, B]", like)
+        x = packed.data.new_zeros(steps, batch, self.input_size).index_put((times, rows), packed.data)
+        counted = torch.zeros(steps, batch, dtype=torch.int64, device=like.device)
+        counted = counted.index_put((times, rows), torch.ones_like(rows)).sum(0)
+        form = self._state_form(batch)
+        timeline = Timeline(steps, batch, like.device, counted, reset)
+        output, parts = self._run(weights, x, form.unpack(state, like), timeline)
+        repacked = PackedSequence(
+            output[times, rows], packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices
+        )
         return repacked, form.pack(parts)
 
     def _run(
-        self, x: Tensor, parts: list[tuple[Tensor, ...]], timeline: Timeline
+        self, weights: list[Weights], x: Tensor, parts: list[tuple[Tensor, ...]], timeline: Timeline
     ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
         """Run the stack on x [T, B, I] from the unpacked state of each layer and direction, and return the same."""
         finals: list[tuple[Tensor, ...]] = []
-        x = timeline.clear_padding(x)
+        # Autocast may hand on low-precision input; a product that is to be shortened shortens it again without loss.
+        x = timeline.clear_padding(x).to(weights[0]["weight_hh"].dtype)
         for layer in range(self.num_layers):
             if layer > 0 and self.dropout:
                 x = F.dropout(x, self.dropout, self.training)
             outputs = []
             for direction in range(self.directions):
                 index = layer * self.directions + direction
-                output, final = self._run_one(layer, direction, x, parts[index], timeline)
+                output, final = self._run_one(weights[index], direction, x, parts[index], timeline)
                 outputs.append(output)
                 finals.append(final)
             x = torch.cat(outputs, dim=-1) if self.bidirectional else outputs[0]
         return x, finals
 
     def _run_one(
-        self, layer: int, direction: int, x: Tensor, part: tuple[Tensor, ...], timeline: Timeline
+        self, weights: Weights, direction: int, x: Tensor, part: tuple[Tensor, ...], timeline: Timeline
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Run one layer in one direction; part is its [M, B, H] per component, and the clock [B] if it has one."""
-        if direction == 1:
-            output, final = self._run_one_way(self._weights(layer, 1), timeline.flip(x), part, timeline.reversed())
-            return timeline.flip(output), final
-        return self._run_one_way(self._weights(layer, 0), x, part, timeline)
+        if direction == 0:
+            return self._run_one_way(weights, x, part, timeline)
+        output, final = self._run_one_way(weights, timeline.flip(x), part, timeline.reversed())
+        return timeline.flip(output), final
 
     def _run_one_way(
         self, weights: Weights, x: Tensor, part: tuple[Tensor, ...], timeline: Timeline
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         initial, clock = (part[:-1], part[-1]) if self.has_clock else (part, None)
         states = run(
-            self._step(weights, self._draw_dropout(timeline, x.device)),
+            self._step(weights, self._draw_dropout(timeline, x)),
             self._project(x, weights),
             initial,
             age=timeline.ages(timeline.full(self._memory())) if timeline.reset is not None else None,
             clock=timeline.ages(clock) if clock is not None else None,
-            zoneout=self._draw_zoneout(timeline, x.device),
+            zoneout=self._draw_zoneout(timeline, x),
         )
         final = tuple(timeline.last(before, inside) for before, inside in zip(initial, states, strict=True))
         if clock is not None:
             final += (timeline.elapsed(clock),)
         return timeline.clear_padding(states[0]), final
+
+    def _all_weights(self) -> list[Weights]:
+        """Return the parameters of every layer and direction, each read once (a parametrisation computes them)."""
+        return [
+            self._weights(layer, direction) for layer in range(self.num_layers) for direction in range(self.directions)
+        ]
 
     def _weights(self, layer: int, direction: int) -> Weights:
         suffix = _suffix(layer, direction)
@@ -301,21 +316,21 @@ class RecurrentLayer(nn.Module, ABC):
         """Return the input's share of all pre-activations, [..., G]; with layer norm the bias comes after the norm."""
         return linear(x, weights["weight_ih"], None if self.layer_norm else weights.get("bias"))
 
-    def _draw_dropout(self, timeline: Timeline, device: torch.device) -> Tensor | None:
+    def _draw_dropout(self, timeline: Timeline, like: Tensor) -> Tensor | None:
         """Return the recurrent dropout mask [B, H] of one call, scaled to keep the expectation."""
         if not self.recurrent_dropout or not self.training:
             return None
-        keep = torch.rand(timeline.batch, self.hidden_size, device=device) >= self.recurrent_dropout
-        return keep.to(self._like().dtype) / (1 - self.recurrent_dropout)
+        keep = torch.rand(timeline.batch, self.hidden_size, device=like.device) >= self.recurrent_dropout
+        return keep.to(like.dtype) / (1 - self.recurrent_dropout)
 
-    def _draw_zoneout(self, timeline: Timeline, device: torch.device) -> Zoneout | None:
+    def _draw_zoneout(self, timeline: Timeline, like: Tensor) -> Zoneout | None:
         """Return the zoneout masks [T, B, H] of one call, or in evaluation the probability."""
         if not self.zoneout:
             return None
         if not self.training:
             return self.zoneout
         shape = (timeline.steps, timeline.batch, self.hidden_size)
-        return tuple(torch.rand(shape, device=device) < self.zoneout for _ in self.state_components)
+        return tuple(torch.rand(shape, device=like.device) < self.zoneout for _ in self.state_components)
 
     def stream(self, batch_size: int = 1, state: State | None = None) -> Stream:
         """Return a stream: called with the input of one step [B, I], it returns its output [B, H].
@@ -336,10 +351,6 @@ class RecurrentLayer(nn.Module, ABC):
             batch=batch,
             hidden=self.hidden_size,
         )
-
-    def _like(self) -> Tensor:
-        """Return a parameter, for its dtype and device."""
-        return self._weights(0, 0)["weight_hh"]
 
     def extra_repr(self) -> str:
         """Return the arguments that differ from their defaults."""

@@ -28,6 +28,8 @@ def match_parameters(
     [139, 198, 256]
     """
     kind = layer_class(layer) if isinstance(layer, str) else layer
+    if not (isinstance(kind, type) and issubclass(kind, RecurrentLayer)):
+        raise TypeError(f"match_parameters: expected layer to be a class of mistrnn or its name, got {layer!r}.")
     budget = _checks.positive_int("match_parameters", "budget", budget)
     output_size = _checks.positive_int("match_parameters", "output_size", output_size)
     step = kind.hidden_size_step(**options)

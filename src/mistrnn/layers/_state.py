@@ -74,6 +74,7 @@ class StateForm:
             part = "state" if len(names) == 1 else f"state's {name}"
             _checks.check_state(self.owner, part, value, shape, why, like)
         if self.has_clock:
+            why_clock = " and ".join(reasons[:-1])
             clock_like = torch.empty(0, dtype=torch.int64, device=like.device)
-            _checks.check_state(self.owner, "state's clock", state[-1], [self.count, *batch], why, clock_like)
+            _checks.check_state(self.owner, "state's clock", state[-1], [self.count, *batch], why_clock, clock_like)
         return state

@@ -35,17 +35,16 @@ class Stream:
         self._zoneout = layer.zoneout or None
         self._project = layer._project
         with torch.no_grad():
-            self._like = layer._like().detach()
             self._weights = [
-                {name: weight.detach().clone() for name, weight in layer._weights(index, 0).items()}
-                for index in range(layer.num_layers)
+                {name: weight.detach().clone() for name, weight in weights.items()} for weights in layer._all_weights()
             ]
+            self._like = self._weights[0]["weight_hh"]
             self._steps = [layer._step(weights, None) for weights in self._weights]
             self._pasts: list[Past] = []
             for part in self._form.unpack(state, self._like):
-                components, clock = (part[:-1], part[-1]) if layer.has_clock else (part, None)
-                past = Past([component.detach() for component in components])
-                past.clock = clock
+                own = [value.detach().clone() for value in part]  # the caller may change its state afterwards
+                past = Past(own[: len(layer.state_components)])
+                past.clock = own[-1] if layer.has_clock else None
                 self._pasts.append(past)
 
     @torch.no_grad()
@@ -76,7 +75,7 @@ class Stream:
                 past.age = past.age + 1
             if past.clock is not None:
                 past.clock = past.clock + 1
-        return x
+        return x.clone()  # the caller may do with it what it likes, the stream remembers the original
 
     @property
     def state(self) -> State:

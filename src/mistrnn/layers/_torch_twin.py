@@ -33,9 +33,9 @@ class TorchTwin(RecurrentLayer):
             batch_first=module.batch_first,
             dropout=module.dropout,
             bidirectional=module.bidirectional,
-            device=like.device,
+            device="meta",
             dtype=like.dtype,
-        )
+        ).to_empty(device=like.device)  # nothing is drawn, only to be overwritten
         with torch.no_grad():
             for index in range(layer.num_layers):
                 for direction in range(layer.directions):
@@ -52,7 +52,7 @@ class TorchTwin(RecurrentLayer):
         for option in ("zoneout", "recurrent_dropout", "layer_norm"):
             if value := getattr(self, option):
                 raise ValueError(f"{name}.to_torch: expected no {option}, because torch.nn has none, got {value}.")
-        like = self._like()
+        like = self._weights(0, 0)["weight_hh"]
         module = self.torch_class(
             self.input_size,
             self.hidden_size,
@@ -61,9 +61,9 @@ class TorchTwin(RecurrentLayer):
             batch_first=self.batch_first,
             dropout=self.dropout if self.num_layers > 1 else 0.0,
             bidirectional=self.bidirectional,
-            device=like.device,
+            device="meta",
             dtype=like.dtype,
-        )
+        ).to_empty(device=like.device)
         with torch.no_grad():
             for index in range(self.num_layers):
                 for direction in range(self.directions):

@@ -1,13 +1,13 @@
 """The Clockwork RNN as a module."""
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mistrnn.layers import _checks
-from mistrnn.layers._layer import Options, RecurrentLayer, Weights
+from mistrnn.layers._layer import RecurrentLayer, Weights
 from mistrnn.layers._recurrence import Step
 from mistrnn.layers.clockwork.reference import clockwork, periods_of_units, severed
 
@@ -39,7 +39,15 @@ class Clockwork(RecurrentLayer):
         num_layers: int = 1,
         *,
         periods: int | Sequence[int] = 8,
-        **options: Unpack[Options],
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        zoneout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        layer_norm: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         name = type(self).__name__
         self.periods = _checks.distinct_ints(name, "periods", periods, _checks.powers_of_two)
@@ -48,7 +56,20 @@ class Clockwork(RecurrentLayer):
                 f"{name}: expected hidden_size to be a multiple of {len(self.periods)}, because the units fall into "
                 f"equal groups, one for each of periods={list(self.periods)}, got {hidden_size}."
             )
-        super().__init__(input_size, hidden_size, num_layers, **options)
+        super().__init__(
+            input_size,
+            hidden_size,
+            num_layers,
+            bias=bias,
+            batch_first=batch_first,
+            dropout=dropout,
+            bidirectional=bidirectional,
+            zoneout=zoneout,
+            recurrent_dropout=recurrent_dropout,
+            layer_norm=layer_norm,
+            device=device,
+            dtype=dtype,
+        )
 
     def _row_blocks(self) -> list[int]:
         return [self.hidden_size // len(self.periods)] * len(self.periods)
@@ -58,21 +79,18 @@ class Clockwork(RecurrentLayer):
         """Return the number of periods: every group has as many units."""
         return len(_checks.distinct_ints(cls.__name__, "periods", periods, _checks.powers_of_two))
 
-    def reset_parameters(self) -> None:
-        """Draw the parameters anew: matrices N(0, 1/H) but for the severed blocks, which are 0, as are the biases."""
-        super().reset_parameters()
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                if name.startswith("weight_hh"):
-                    parameter.masked_fill_(self._severed(parameter.device), 0.0)
+    def _initial(self, short: str, like: Tensor) -> Tensor:
+        value = super()._initial(short, like)
+        if short == "weight_hh":
+            units = periods_of_units(self.periods, self.hidden_size // len(self.periods), like.device)
+            value = value.masked_fill(severed(units), 0.0)
+        return value
 
     def parameter_count(self) -> int:
         """Return the number of weights that the layer really has: the severed ones do not count."""
-        missing = int(self._severed(torch.device("cpu")).sum())
-        return super().parameter_count() - self.num_layers * self.directions * missing
-
-    def _severed(self, device: torch.device) -> Tensor:  # [H, H] bool
-        return severed(periods_of_units(self.periods, self.hidden_size // len(self.periods), device))
+        group = self.hidden_size // len(self.periods)
+        severed_blocks = sum(slow > fast for slow in self.periods for fast in self.periods)
+        return super().parameter_count() - self.num_layers * self.directions * severed_blocks * group**2
 
     def _step(self, weights: Weights, dropout: Tensor | None) -> Step:
         return clockwork(weights["weight_hh"], weights.get("bias"), weights.get("gain"), dropout, self.periods)

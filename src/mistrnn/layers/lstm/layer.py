@@ -1,6 +1,5 @@
 """LSTM as a module."""
 
-import torch
 from torch import Tensor, nn
 
 from mistrnn.layers._layer import Weights
@@ -29,13 +28,11 @@ class LSTM(TorchTwin):
     def _row_blocks(self) -> list[int]:
         return [self.hidden_size] * 4
 
-    def reset_parameters(self) -> None:
-        """Draw the parameters anew: matrices N(0, 1/H), biases 0, but 1 for the forget gate."""
-        super().reset_parameters()
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                if name.startswith("bias"):
-                    parameter[self.hidden_size : 2 * self.hidden_size] = 1.0
+    def _initial(self, short: str, like: Tensor) -> Tensor:
+        value = super()._initial(short, like)
+        if short == "bias":
+            value[self.hidden_size : 2 * self.hidden_size] = 1.0  # the forget gate starts open
+        return value
 
     def _step(self, weights: Weights, dropout: Tensor | None) -> Step:
         return lstm(weights["weight_hh"], weights.get("bias"), weights.get("gain"), dropout)

@@ -1,12 +1,12 @@
 """The MIST RNN as a module."""
 
 from collections.abc import Sequence
-from typing import Unpack
 
+import torch
 from torch import Tensor
 
 from mistrnn.layers import _checks
-from mistrnn.layers._layer import Options, RecurrentLayer, Weights
+from mistrnn.layers._layer import RecurrentLayer, Weights
 from mistrnn.layers._recurrence import Step
 from mistrnn.layers.mist.reference import mist
 
@@ -39,10 +39,31 @@ class MIST(RecurrentLayer):
         num_layers: int = 1,
         *,
         delays: int | Sequence[int] = 8,
-        **options: Unpack[Options],
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        zoneout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        layer_norm: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self.delays = _checks.distinct_ints(type(self).__name__, "delays", delays, _checks.powers_of_two)
-        super().__init__(input_size, hidden_size, num_layers, **options)
+        super().__init__(
+            input_size,
+            hidden_size,
+            num_layers,
+            bias=bias,
+            batch_first=batch_first,
+            dropout=dropout,
+            bidirectional=bidirectional,
+            zoneout=zoneout,
+            recurrent_dropout=recurrent_dropout,
+            layer_norm=layer_norm,
+            device=device,
+            dtype=dtype,
+        )
 
     def _row_blocks(self) -> list[int]:
         return [len(self.delays), self.hidden_size, self.hidden_size]

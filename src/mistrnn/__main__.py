@@ -1,0 +1,18 @@
+"""The `mist` command, also as `python -m mistrnn`."""
+
+import sys
+
+
+def main() -> None:
+    """Run the command, or say what to install if its packages are missing."""
+    try:
+        from mistrnn.cli import run
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("mistrnn"):
+            raise
+        sys.exit(f"mist: the command needs {error.name}, which is not installed: pip install 'mistrnn[experiments]'")
+    run()
+
+
+if __name__ == "__main__":
+    main()

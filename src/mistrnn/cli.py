@@ -1,0 +1,373 @@
+"""The `mist` command: data, studies, single models, the demo."""
+
+import contextlib
+import math
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from mistrnn import __version__
+from mistrnn.errors import UsageError
+from mistrnn.layers import LAYERS
+from mistrnn.tasks import TASKS
+from mistrnn.tasks._mnist_files import MIRRORS, get
+from mistrnn.training import Interrupted, Progress, Study, run_study, summarise
+from mistrnn.training.study import OPTIMIZERS, PRECISIONS, SCHEDULES
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Recurrent layers with direct connections from the distant past: data, studies, single models.",
+)
+data_app = typer.Typer(no_args_is_help=True, help="Get and check data sets.")
+app.add_typer(data_app, name="data")
+
+console = Console()
+LINE_EVERY_SECONDS = 10.0
+
+
+def run() -> None:
+    """Run the command; what the caller can mend is one message on standard error and exit status 2."""
+    try:
+        app()
+    except UsageError as error:
+        print(f"mist: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def version(value: bool) -> None:
+    """Print the version and leave."""
+    if value:
+        print(f"mistrnn {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Take the options before any command."""
+
+
+TaskName = Annotated[str, typer.Argument(help=f"One of: {', '.join(TASKS)}.")]
+LayerName = Annotated[str, typer.Option("--layer", help=f"One of: {', '.join(LAYERS)}.")]
+Hidden = Annotated[int, typer.Option("--hidden", help="Hidden units.")]
+Out = Annotated[Path, typer.Option("--out", help="The study's folder; the same command again resumes.")]
+Steps = Annotated[int | None, typer.Option("--steps", help="Optimisation steps (default: the task's).")]
+Seed = Annotated[int, typer.Option("--seed", help="Everything random follows from it.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+Data = Annotated[Path | None, typer.Option("--data", help="Folder with the task's files.")]
+Delay = Annotated[int | None, typer.Option("--delay", help="copy: how long to remember, a multiple of 10.")]
+Length = Annotated[int | None, typer.Option("--length", help="addition: the length of the sequences.")]
+LastPixels = Annotated[int | None, typer.Option("--last-pixels", help="pmnist: read only the last so many pixels.")]
+Delays = Annotated[str | None, typer.Option("--delays", help="mist, narx: a number or a list such as 1,2,4.")]
+Periods = Annotated[str | None, typer.Option("--periods", help="clockwork: a number or a list such as 1,2,4.")]
+NumLayers = Annotated[int, typer.Option("--num-layers", help="Layers on top of each other.")]
+LayerNorm = Annotated[bool, typer.Option("--layer-norm", help="Normalise pre-activations.")]
+BatchSize = Annotated[int, typer.Option("--batch-size", help="Sequences in a minibatch.")]
+OptimizerName = Annotated[str, typer.Option("--optimizer", help=f"One of: {', '.join(OPTIMIZERS)}.")]
+Schedule = Annotated[str, typer.Option("--schedule", help=f"One of: {', '.join(SCHEDULES)}.")]
+WeightDecay = Annotated[float, typer.Option("--weight-decay", help="Weight decay.")]
+Precision = Annotated[str, typer.Option("--precision", help=f"One of: {', '.join(PRECISIONS)}.")]
+Truncate = Annotated[int | None, typer.Option("--truncate", help="Cut backpropagation through time after K steps.")]
+ValidateEvery = Annotated[
+    int | None, typer.Option("--validate-every", help="Steps between validations (default: the task's).")
+]
+GroupSize = Annotated[
+    int | None, typer.Option("--group-size", help="Trials at once (default: as many as memory holds).")
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what is in the folder and start over.")]
+
+
+@app.command()
+def sweep(
+    task: TaskName,
+    out: Out,
+    layer: LayerName = "mist",
+    hidden: Hidden = 139,
+    trials: Annotated[
+        int, typer.Option("--trials", help="Models that differ in learning rate, weights and data order.")
+    ] = 50,
+    steps: Steps = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    data: Data = None,
+    delay: Delay = None,
+    length: Length = None,
+    last_pixels: LastPixels = None,
+    delays: Delays = None,
+    periods: Periods = None,
+    num_layers: NumLayers = 1,
+    layer_norm: LayerNorm = False,
+    batch_size: BatchSize = 100,
+    optimizer: OptimizerName = "sgd",
+    schedule: Schedule = "constant",
+    weight_decay: WeightDecay = 0.0,
+    precision: Precision = "fp32",
+    truncate: Truncate = None,
+    validate_every: ValidateEvery = None,
+    group_size: GroupSize = None,
+    fresh: Fresh = False,
+) -> None:
+    """Train many trials with random learning rates as one computation, and report the top 10% by validation."""
+    study = Study(
+        task=task,
+        layer=layer,
+        hidden=hidden,
+        trials=trials,
+        steps=steps,
+        seed=seed,
+        task_settings=_given(delay=delay, length=length, last_pixels=last_pixels),
+        layer_options=_layer_options(delays, periods, num_layers, layer_norm),
+        batch_size=batch_size,
+        optimizer=optimizer,
+        schedule=schedule,
+        weight_decay=weight_decay,
+        precision=precision,
+        truncate=truncate,
+        validate_every=validate_every,
+    )
+    rows = _run(study, out, data, device, group_size, fresh)
+    _print_trials(study, rows)
+    if any(row["status"] == "crashed" for row in rows):
+        raise typer.Exit(1)
+
+
+@app.command()
+def train(
+    task: TaskName,
+    out: Out,
+    learning_rate: Annotated[float, typer.Option("--learning-rate", help="The learning rate.")],
+    layer: LayerName = "mist",
+    hidden: Hidden = 139,
+    steps: Steps = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    data: Data = None,
+    delay: Delay = None,
+    length: Length = None,
+    last_pixels: LastPixels = None,
+    delays: Delays = None,
+    periods: Periods = None,
+    num_layers: NumLayers = 1,
+    layer_norm: LayerNorm = False,
+    batch_size: BatchSize = 100,
+    optimizer: OptimizerName = "sgd",
+    schedule: Schedule = "constant",
+    weight_decay: WeightDecay = 0.0,
+    precision: Precision = "fp32",
+    truncate: Truncate = None,
+    validate_every: ValidateEvery = None,
+    fresh: Fresh = False,
+) -> None:
+    """Train one model with one learning rate: a study of one trial."""
+    study = Study(
+        task=task,
+        layer=layer,
+        hidden=hidden,
+        trials=1,
+        steps=steps,
+        seed=seed,
+        learning_rate=learning_rate,
+        task_settings=_given(delay=delay, length=length, last_pixels=last_pixels),
+        layer_options=_layer_options(delays, periods, num_layers, layer_norm),
+        batch_size=batch_size,
+        optimizer=optimizer,
+        schedule=schedule,
+        weight_decay=weight_decay,
+        precision=precision,
+        truncate=truncate,
+        validate_every=validate_every,
+    )
+    rows = _run(study, out, data, device, 1, fresh)
+    _print_trials(study, rows)
+    if any(row["status"] == "crashed" for row in rows):
+        raise typer.Exit(1)
+
+
+@app.command()
+def tasks() -> None:
+    """List the tasks and their settings."""
+    table = Table("task", "what it is", "settings", "steps", "validation every", box=None, pad_edge=False)
+    for name, kind in TASKS.items():
+        settings = "\n".join(f"--{key.replace('_', '-')}: {text}" for key, text in kind.settings.items())
+        table.add_row(name, kind.summary, settings, f"{kind.default_steps:,}", str(kind.validation_interval))
+    console.print(table)
+
+
+@app.command()
+def layers() -> None:
+    """List the layers."""
+    table = Table("layer", "what it is", box=None, pad_edge=False)
+    for name, kind in LAYERS.items():
+        table.add_row(name, (kind.__doc__ or "").split("\n")[0].split(";")[0])
+    console.print(table)
+
+
+@data_app.command()
+def mnist(
+    folder: Annotated[Path, typer.Option("--dir", help="Where the four files are or go.")],
+    mirror: Annotated[list[str] | None, typer.Option("--mirror", help="Download from here instead.")] = None,
+) -> None:
+    """Get the four files of MNIST, or check those that are there."""
+    get(folder, mirror or MIRRORS, say=print)
+
+
+def _given(**settings: int | None) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _layer_options(delays: str | None, periods: str | None, num_layers: int, layer_norm: bool) -> dict[str, Any]:
+    chosen: dict[str, Any] = {}
+    for name, text in (("delays", delays), ("periods", periods)):
+        if text is None:
+            continue
+        try:
+            values = [int(part) for part in text.split(",")]
+        except ValueError:
+            raise UsageError(f"expected --{name} to be a number or a list such as 1,2,4, got {text!r}.") from None
+        chosen[name] = values if "," in text else values[0]
+    if num_layers != 1:
+        chosen["num_layers"] = num_layers
+    if layer_norm:
+        chosen["layer_norm"] = True
+    return chosen
+
+
+def _run(
+    study: Study, out: Path, data: Path | None, device: str, group_size: int | None, fresh: bool
+) -> list[dict[str, Any]]:
+    with _stop_on_ctrl_c() as asked_to_stop, _show(study) as show:
+        try:
+            return run_study(
+                study,
+                out,
+                data=data,
+                device=device,
+                fresh=fresh,
+                group_size=group_size,
+                report=show.step,
+                say=show.line,
+                stop=lambda: bool(asked_to_stop),
+            )
+        except Interrupted:
+            show.line(f"stopped; saved in {out}. The same command goes on from here.")
+            raise typer.Exit(130) from None
+
+
+@contextlib.contextmanager
+def _stop_on_ctrl_c() -> Iterator[list[int]]:
+    """Collect Ctrl-C instead of breaking off in the middle of a step; a second one breaks off."""
+    asked: list[int] = []
+
+    def remember(number: int, _: object) -> None:
+        asked.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = signal.signal(signal.SIGINT, remember)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Shown:
+    """Progress on a terminal as a live bar, elsewhere as a line now and then."""
+
+    def __init__(self, study: Study, bar: Bar | None) -> None:
+        self._study, self._bar = study, bar
+        self._task = bar.add_task("", total=study.total_steps, rate="", best="") if bar else None
+        self._first: tuple[float, int] | None = None
+        self._last_line = 0.0
+
+    def step(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if self._first is None or progress.step <= self._first[1]:
+            self._first = (now, progress.step)
+        elapsed, steps = now - self._first[0], progress.step - self._first[1]
+        rate = steps / elapsed if elapsed > 0 else 0.0
+        errors = " ".join(f"{error:.4f}" for error in progress.best_errors) or "none yet"
+        trials = f"{progress.running} of {progress.trials} trials running, {progress.diverged} diverged"
+        if self._bar is not None and self._task is not None:
+            self._bar.update(
+                self._task,
+                completed=progress.step,
+                description=trials,
+                rate=f"{rate:.1f} steps/s",
+                best=f"best errors {errors}",
+            )
+        elif now - self._last_line >= LINE_EVERY_SECONDS or progress.step == progress.steps:
+            left = (progress.steps - progress.step) / rate if rate else math.nan
+            print(
+                f"step {progress.step} of {progress.steps}, {rate:.1f} steps/s, {left:.0f} s left; {trials}; "
+                f"best errors {errors}",
+                flush=True,
+            )
+            self._last_line = now
+
+    def line(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(text, highlight=False, markup=False)
+        else:
+            print(text, flush=True)
+
+
+@contextlib.contextmanager
+def _show(study: Study) -> Iterator[_Shown]:
+    if not console.is_terminal:
+        yield _Shown(study, None)
+        return
+    columns = [
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[best]}"),
+        TextColumn("{task.description}"),
+    ]
+    with Bar(*columns, console=console) as bar:
+        yield _Shown(study, bar)
+
+
+def _print_trials(study: Study, rows: list[dict[str, Any]]) -> None:
+    """Every trial, best first, and the top 10%."""
+    summary = summarise(rows)
+    table = Table(
+        "trial", "learning rate", "val error", "test error", "best step", "status", "", box=None, pad_edge=False
+    )
+    for row in sorted(rows, key=lambda row: (row["val_error"] is None, row["val_error"] or 0.0, row["trial"])):
+        status = row["status"] if row["status"] != "diverged" else f"diverged at step {row['steps']}"
+        table.add_row(
+            str(row["trial"]),
+            f"{row['learning_rate']:.5f}",
+            _number(row["val_error"]),
+            _number(row["test_error"]),
+            str(row["best_step"] or "-"),
+            status,
+            "top 10%" if row["trial"] in summary.top else "",
+        )
+    console.print(table)
+    if summary.top:
+        (error, error_spread), (rate, rate_spread) = summary.test_error, summary.log10_learning_rate
+        name = TASKS[study.task].error_name
+        print(
+            f"{study.layer} {study.hidden} on {study.task}: test {name} {error:.4f} ± {error_spread:.4f}, "
+            f"log10 learning rate {rate:.2f} ± {rate_spread:.2f} (top {len(summary.top)} of {summary.trials} trials, "
+            f"{summary.diverged} diverged)"
+        )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

@@ -1,0 +1,70 @@
+"""What every task shares: three splits of sequences, what a model should say about them, and how that is scored.
+
+T time, B batch, I input, C outputs of the readout; leading dimensions (trials) go through.
+"""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+Split = Literal["train", "val", "test"]
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
+
+
+class Task(ABC):
+    """A task of the paper with its own protocol: sizes, preprocessing, validation interval, optimisation steps."""
+
+    name: ClassVar[str]
+    """The word on the command line."""
+    summary: ClassVar[str]
+    """One line for `mist tasks`."""
+    settings: ClassVar[dict[str, str]] = {}
+    """The task's own settings, which are flags of the command, and what they mean."""
+    needs_data: ClassVar[bool] = False
+    """Whether there are files to read; the command that gets them is `mist data <name>`."""
+    every_step: ClassVar[bool]
+    """Whether every step has a target, or only the last."""
+    default_steps: ClassVar[int]
+    """Optimisation steps in the paper."""
+    validation_interval: ClassVar[int]
+    """Optimisation steps between two validations in the paper."""
+    error_name: ClassVar[str] = "error rate"
+
+    input_size: int
+    output_size: int
+    steps: int
+    """T, the length of the sequences."""
+    sizes: dict[Split, int]
+    """How many sequences each split has."""
+    trivial_error: float
+    """The test error of the best constant output."""
+
+    @abstractmethod
+    def trivial_output(self) -> Tensor:  # [C]
+        """Return the constant output that scores `trivial_error`."""
+
+    @abstractmethod
+    def batch(self, split: Split, index: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """Return the sequences at index [..., B]: inputs [..., T, B, I], targets [..., T, B] or, at the end only, [..., B]."""
+
+    @abstractmethod
+    def to(self, device: torch.device | str) -> "Task":
+        """Move the data to the device, once, and return the task."""
+
+    def loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of a batch: the number of sequences times the mean cross entropy.
+
+        The factor matters, because gradients are clipped afterwards (docs/protocol.md).
+        """
+        return targets.size(-1) * F.cross_entropy(scores.flatten(0, -2), targets.flatten())
+
+    def errors(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Return the sum of errors over all targets; divided by their number it is the error."""
+        return (scores.argmax(-1) != targets).sum().double()
+
+    def generator(self, seed: int, split: Split) -> torch.Generator:
+        """Return the source of randomness for one split of made data: no two splits share one."""
+        return torch.Generator().manual_seed(seed * len(SPLITS) + SPLITS.index(split))

@@ -1,0 +1,211 @@
+"""Trials that train as one computation: parameters stacked on a leading trial axis, one vmapped step for all.
+
+E trials still running, T time, B batch, I input.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad_and_value, vmap
+
+from mistrnn.tasks import Split, Task
+from mistrnn.training.optimizers import Optimizer, Tensors, clip, schedule_factor
+from mistrnn.training.study import Study
+
+EVALUATION_BATCH = 100
+
+
+@dataclass
+class Record:
+    """What is known of one trial: its best validation so far, its divergence, its curve."""
+
+    trial: int
+    best_error: float = float("inf")
+    best_step: int | None = None
+    diverged_step: int | None = None
+    curve: list[tuple[int, float, float]] = field(default_factory=list)
+    """(step, mean training loss per sequence since the point before, validation error)"""
+
+
+class Group:
+    """Some trials of a study. A trial that diverges is taken out at the next validation and disturbs nobody until then."""
+
+    def __init__(self, study: Study, task: Task, trials: Sequence[int], device: torch.device) -> None:
+        self.study, self.task, self.device = study, task, device
+        self.records = [Record(trial) for trial in trials]
+        self.running = list(range(len(trials)))
+        """Which of the records each row of the stacked tensors belongs to."""
+        self.step = 0
+        self.model = study.model(task, device="meta")
+        starts = [study.initial_parameters(trial, task) for trial in trials]
+        self.parameters: Tensors = {name: torch.stack([s[name] for s in starts]).to(device) for name in starts[0]}
+        self.best: Tensors = {name: value.clone() for name, value in self.parameters.items()}
+        """The parameters of each trial's best validation, for all records."""
+        self.optimizer = Optimizer(study.optimizer, self.parameters, study.weight_decay)
+        self._rates = self._learning_rates()
+        self._loss_sum = torch.zeros(len(trials), dtype=torch.float64, device=device)
+        self._diverged_at = torch.zeros(len(trials), dtype=torch.int64, device=device)  # 0: not yet
+        self._loss_steps = 0
+        self._order: Tensor | None = None
+        self._epoch = -1
+
+    @property
+    def done(self) -> bool:
+        """Whether all steps are taken, or no trial is left to take them."""
+        return self.step >= self.study.total_steps or not self.running
+
+    def advance(self) -> bool:
+        """Take one optimisation step with every running trial; return whether it ended in a validation."""
+        study = self.study
+        inputs, targets = self.task.batch("train", self._next_index(), study.dtype)  # [E, T, B, I], [E, (T,) B]
+        gradients, losses = self._gradients(inputs, targets)
+        clipped, norms = clip(gradients)
+        self.step += 1
+        rate = self._rates * schedule_factor(study.schedule, self.step, study.total_steps)
+        self.optimizer.update(self.parameters, clipped, rate, self.step)
+        sums = torch.stack([value.flatten(1).sum(1) for value in self.parameters.values()]).sum(0)
+        broken = ~(losses.isfinite() & norms.isfinite() & sums.isfinite())
+        self._diverged_at = torch.where(broken & (self._diverged_at == 0), self.step, self._diverged_at)
+        self._loss_sum += losses.double() / study.batch_size
+        self._loss_steps += 1
+        if self.step % study.validation_interval and self.step < study.total_steps:
+            return False
+        self._validate()
+        return True
+
+    def evaluate(self, parameters: Tensors, split: Split) -> list[float]:
+        """Return the error of each stacked model on a whole split."""
+        total: Tensor | None = None
+        targets_seen = 0
+
+        def errors(parameters: Tensors, inputs: Tensor, targets: Tensor) -> Tensor:
+            scores, _ = functional_call(self.model, parameters, (inputs,))
+            return self.task.errors(scores, targets)
+
+        with torch.no_grad(), self._autocast():
+            for index in torch.split(torch.arange(self.task.sizes[split], device=self.device), EVALUATION_BATCH):
+                inputs, targets = self.task.batch(split, index, self.study.dtype)
+                batch_total = vmap(errors, in_dims=(0, None, None))(parameters, inputs, targets)
+                total = batch_total if total is None else total + batch_total
+                targets_seen += targets.numel()
+        assert total is not None
+        values: list[float] = (total / targets_seen).tolist()
+        return values
+
+    def _gradients(self, inputs: Tensor, targets: Tensor) -> tuple[Tensors, Tensor]:
+        """Return each trial's gradients and loss [E], by backpropagation through all steps or through chunks of them."""
+        every_step, chunk = self.task.every_step, self.study.truncate or self.task.steps
+        gradients: Tensors = {}
+        losses = inputs.new_zeros(inputs.size(0))
+        state: Any = None
+        for begin in range(0, self.task.steps, chunk):
+            part = inputs[:, begin : begin + chunk]
+            wanted = targets[:, begin : begin + chunk] if every_step else targets
+            last = begin + chunk >= self.task.steps
+            # Losses are means over all steps: a chunk counts by its share of them.
+            share = part.size(1) / self.task.steps if every_step else float(last)
+
+            def loss(parameters: Tensors, state: Any, x: Tensor, y: Tensor, share: float = share) -> tuple[Tensor, Any]:
+                scores, after = functional_call(self.model, parameters, (x, state))
+                return share * self.task.loss(scores, y), after
+
+            dims = (0, None if state is None else 0, 0, 0)
+            with self._autocast():
+                if share:
+                    found, (value, state) = vmap(grad_and_value(loss, has_aux=True), in_dims=dims)(
+                        self.parameters, state, part, wanted
+                    )
+                    losses = losses + value
+                    gradients = {name: gradients[name] + g for name, g in found.items()} if gradients else found
+                else:
+                    with torch.no_grad():
+                        _, state = vmap(loss, in_dims=dims)(self.parameters, state, part, wanted)
+        return gradients, losses
+
+    def _next_index(self) -> Tensor:  # [E, B]
+        """Return the next minibatch of each running trial; an epoch's incomplete last one is left out."""
+        size, batch = self.task.sizes["train"], self.study.batch_size
+        per_epoch = max(1, size // batch)
+        epoch, position = divmod(self.step, per_epoch)
+        if self._order is None or epoch != self._epoch:
+            rows = [self.study.data_order(self.records[k].trial, epoch, size) for k in self.running]
+            self._order, self._epoch = torch.stack(rows).to(self.device), epoch
+        return self._order[:, position * batch : (position + 1) * batch]
+
+    def _validate(self) -> None:
+        """Take out the diverged, validate the rest, and keep what is best."""
+        diverged = self._diverged_at.tolist()
+        mean_losses = (self._loss_sum / self._loss_steps).tolist()
+        for row, at in enumerate(diverged):
+            if at:
+                self.records[self.running[row]].diverged_step = at
+        kept = [row for row, at in enumerate(diverged) if not at]
+        self._keep(kept)
+        if kept:
+            errors = self.evaluate(self.parameters, "val")
+            for row, (old_row, error) in enumerate(zip(kept, errors, strict=True)):
+                record = self.records[self.running[row]]
+                record.curve.append((self.step, mean_losses[old_row], error))
+                if error < record.best_error:
+                    record.best_error, record.best_step = error, self.step
+                    for name, value in self.parameters.items():
+                        self.best[name][self.running[row]] = value[row]
+        self._loss_sum = torch.zeros_like(self._loss_sum)
+        self._loss_steps = 0
+
+    def _keep(self, rows: list[int]) -> None:
+        """Leave only some rows in the computation."""
+        if len(rows) == len(self.running):
+            return
+        self.running = [self.running[row] for row in rows]
+        index = torch.tensor(rows, dtype=torch.int64, device=self.device)
+        self.parameters = {name: value[index] for name, value in self.parameters.items()}
+        self.optimizer.slots = {
+            slot: {name: value[index] for name, value in values.items()}
+            for slot, values in self.optimizer.slots.items()
+        }
+        self._loss_sum, self._diverged_at = self._loss_sum[index], self._diverged_at[index]
+        self._rates, self._order = self._learning_rates(), None
+
+    def _learning_rates(self) -> Tensor:  # [E]
+        rates = [self.study.learning_rate_of(self.records[k].trial) for k in self.running]
+        return torch.tensor(rates, dtype=torch.float64, device=self.device)
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        if self.study.precision == "bf16":
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return nullcontext()
+
+    def snapshot(self) -> tuple[Tensors, dict[str, Any]]:
+        """Return all that changes, as tensors and as JSON."""
+        tensors = {f"parameters/{name}": value for name, value in self.parameters.items()}
+        tensors |= {f"best/{name}": value for name, value in self.best.items()}
+        for slot, values in self.optimizer.slots.items():
+            tensors |= {f"{slot}/{name}": value for name, value in values.items()}
+        tensors |= {"loss_sum": self._loss_sum, "diverged_at": self._diverged_at}
+        rest = {
+            "step": self.step,
+            "loss_steps": self._loss_steps,
+            "running": self.running,
+            "records": [vars(record) for record in self.records],
+        }
+        return {name: value.contiguous().cpu() for name, value in tensors.items()}, rest
+
+    def restore(self, tensors: Tensors, rest: dict[str, Any]) -> None:
+        """Take up a snapshot of the same trials."""
+        tensors = {name: value.to(self.device) for name, value in tensors.items()}
+        self.parameters = {name: tensors[f"parameters/{name}"] for name in self.parameters}
+        self.best = {name: tensors[f"best/{name}"] for name in self.best}
+        self.optimizer.slots = {
+            slot: {name: tensors[f"{slot}/{name}"] for name in values} for slot, values in self.optimizer.slots.items()
+        }
+        self._loss_sum, self._diverged_at = tensors["loss_sum"], tensors["diverged_at"]
+        self.step, self._loss_steps, self.running = rest["step"], rest["loss_steps"], rest["running"]
+        self.records = [
+            Record(**{**values, "curve": [tuple(p) for p in values["curve"]]}) for values in rest["records"]
+        ]
+        self._rates, self._order = self._learning_rates(), None

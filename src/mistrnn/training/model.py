@@ -1,0 +1,39 @@
+"""A model: a recurrent layer and a linear readout, at every step or at the last."""
+
+import torch
+from torch import Tensor, nn
+
+from mistrnn.layers import RecurrentLayer
+from mistrnn.layers._state import State
+
+
+class Model(nn.Module):
+    """Scores for each step [T, B, C], or for the whole sequence [B, C], from inputs [T, B, I].
+
+    The readout starts as in the paper: its matrix N(0, 1/H), its bias 0.
+
+    >>> from mistrnn import MIST
+    >>> scores, state = Model(MIST(3, 8), output_size=5, every_step=False)(torch.zeros(20, 4, 3))
+    >>> scores.shape
+    torch.Size([4, 5])
+    """
+
+    def __init__(self, layer: RecurrentLayer, output_size: int, *, every_step: bool) -> None:
+        super().__init__()
+        self.layer = layer
+        self.every_step = every_step
+        like = next(layer.parameters())
+        self.readout = nn.Linear(layer.output_size, output_size, device=like.device, dtype=like.dtype)
+        with torch.no_grad():
+            self.readout.weight.normal_(0.0, layer.hidden_size**-0.5)
+            self.readout.bias.zero_()
+
+    def forward(self, input: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Return the scores and the state to go on from."""
+        output, state = self.layer(input, state)
+        scores: Tensor = self.readout(output if self.every_step else output[-1])
+        return scores, state
+
+    def parameter_count(self) -> int:
+        """Return the number of weights of layer and readout."""
+        return self.layer.parameter_count() + sum(parameter.numel() for parameter in self.readout.parameters())

@@ -1,0 +1,65 @@
+"""Optimisers over a trial axis: parameters [E, ...], a learning rate for each trial, clipping of each trial by itself.
+
+torch.optim's updates, with the learning rate as a tensor [E]; E trials.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+
+MOMENTUM = 0.9
+ADAM_BETAS = (0.9, 0.999)
+ADAM_EPSILON = 1e-8
+MAX_NORM = 1.0
+
+
+def clip(gradients: Tensors) -> tuple[Tensors, Tensor]:
+    """Rescale each trial's gradients to a global norm of at most 1, and return them with the norms [E] before."""
+    squares = [gradient.flatten(1).square().sum(1) for gradient in gradients.values()]
+    norms = torch.stack(squares).sum(0).sqrt()
+    scale = (MAX_NORM / norms).clamp(max=1.0)
+    return {name: gradient * _per_trial(scale, gradient) for name, gradient in gradients.items()}, norms
+
+
+class Optimizer:
+    """SGD with momentum 0.9 (the paper's), Adam or AdamW, in place on stacked parameters."""
+
+    def __init__(self, kind: str, parameters: Tensors, weight_decay: float = 0.0) -> None:
+        self.kind, self.weight_decay = kind, weight_decay
+        slots = ("momentum",) if kind == "sgd" else ("mean", "square")
+        self.slots = {slot: {name: torch.zeros_like(value) for name, value in parameters.items()} for slot in slots}
+        """What the optimiser remembers, stacked like the parameters."""
+
+    def update(self, parameters: Tensors, gradients: Tensors, learning_rate: Tensor, step: int) -> None:
+        """Change the parameters by one step; the first has number 1, learning_rate is [E]."""
+        for name, parameter in parameters.items():
+            gradient = gradients[name]
+            rate = _per_trial(learning_rate.to(parameter.dtype), parameter)
+            if self.kind == "adamw":
+                parameter.mul_(1 - rate * self.weight_decay)
+            elif self.weight_decay:
+                gradient = gradient + self.weight_decay * parameter
+            if self.kind == "sgd":
+                momentum = self.slots["momentum"][name]
+                momentum.mul_(MOMENTUM).add_(gradient)
+                parameter.sub_(rate * momentum)
+            else:
+                mean, square = self.slots["mean"][name], self.slots["square"][name]
+                mean.mul_(ADAM_BETAS[0]).add_(gradient, alpha=1 - ADAM_BETAS[0])
+                square.mul_(ADAM_BETAS[1]).addcmul_(gradient, gradient, value=1 - ADAM_BETAS[1])
+                mean_correction, square_correction = 1 - ADAM_BETAS[0] ** step, 1 - ADAM_BETAS[1] ** step
+                denominator = (square / square_correction).sqrt() + ADAM_EPSILON
+                parameter.sub_(rate / mean_correction * mean / denominator)
+
+
+def schedule_factor(schedule: str, step: int, steps: int) -> float:
+    """Return what the learning rate is multiplied by at a step; the first has number 1."""
+    return 0.5 * (1 + math.cos(math.pi * (step - 1) / steps)) if schedule == "cosine" else 1.0
+
+
+def _per_trial(values: Tensor, like: Tensor) -> Tensor:
+    """Shape [E] so that it multiplies [E, ...]."""
+    return values.reshape(-1, *[1] * (like.dim() - 1))

@@ -1,0 +1,154 @@
+"""The settings of a study, and what follows from them for each trial.
+
+Everything about trial k (its learning rate, its weights, the order of its data) follows from (study seed, k) alone.
+"""
+
+import hashlib
+import math
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mistrnn.errors import UsageError
+from mistrnn.layers import LAYERS, layer_class
+from mistrnn.tasks import Task, task_class
+from mistrnn.training.model import Model
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
+SCHEDULES = ("constant", "cosine")
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
+"""The dtype of the parameters; with bf16 the products are shortened by autocast."""
+
+LOWEST_EXPONENT, HIGHEST_EXPONENT = -4.0, 1.0
+"""Learning rates are 10^U(-4, 1)."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Trials of one layer on one task under the paper's protocol, unless told otherwise."""
+
+    task: str
+    layer: str
+    hidden: int
+    trials: int = 50
+    steps: int | None = None
+    """Optimisation steps; the task's own number if left out."""
+    seed: int = 0
+    task_settings: dict[str, Any] = field(default_factory=dict)
+    layer_options: dict[str, Any] = field(default_factory=dict)
+    learning_rate: float | None = None
+    """One learning rate for all trials instead of random ones."""
+    batch_size: int = 100
+    optimizer: str = "sgd"
+    schedule: str = "constant"
+    weight_decay: float = 0.0
+    precision: str = "fp32"
+    truncate: int | None = None
+    """Cut backpropagation through time after so many steps; the state is handed on."""
+    validate_every: int | None = None
+    """Optimisation steps between validations; the task's own number if left out."""
+
+    def __post_init__(self) -> None:
+        """Refuse settings that cannot work, before anything is written."""
+        kind = task_class(self.task)
+        if self.layer not in LAYERS:
+            raise UsageError(f"expected a layer among {', '.join(LAYERS)}, got {self.layer!r}.")
+        if self.steps is None:
+            object.__setattr__(self, "steps", kind.default_steps)
+        if self.validate_every is None:
+            object.__setattr__(self, "validate_every", kind.validation_interval)
+        for name in ("hidden", "trials", "steps", "batch_size", "validate_every"):
+            self._at_least_one(name)
+        if self.truncate is not None:
+            self._at_least_one("truncate")
+        if self.seed < 0:
+            raise UsageError(f"expected seed >= 0, got {self.seed}.")
+        for name, known in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES), ("precision", tuple(PRECISIONS))):
+            if getattr(self, name) not in known:
+                raise UsageError(f"expected {name} among {', '.join(known)}, got {getattr(self, name)!r}.")
+        if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
+            raise UsageError(f"expected learning_rate > 0, got {self.learning_rate}.")
+        if not 0 <= self.weight_decay < math.inf:
+            raise UsageError(f"expected weight_decay >= 0, got {self.weight_decay}.")
+        random = [name for name in ("zoneout", "recurrent_dropout", "dropout") if self.layer_options.get(name)]
+        if random:
+            raise UsageError(
+                f"expected no {', '.join(random)} in a study, because its trials must not depend on each other."
+            )
+        try:
+            layer_class(self.layer)(1, self.hidden, **{**self.layer_options, "device": "meta"})
+        except (ValueError, TypeError) as error:
+            raise UsageError(str(error)) from error
+
+    def _at_least_one(self, name: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UsageError(f"expected {name} to be a whole number >= 1, got {value!r}.")
+
+    @property
+    def total_steps(self) -> int:
+        """The optimisation steps, with the task's own number filled in."""
+        assert self.steps is not None
+        return self.steps
+
+    @property
+    def validation_interval(self) -> int:
+        """The steps between validations, with the task's own number filled in."""
+        assert self.validate_every is not None
+        return self.validate_every
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the parameters."""
+        return PRECISIONS[self.precision]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings as JSON can hold them."""
+        return asdict(self)
+
+    def differences(self, other: dict[str, Any]) -> list[str]:
+        """Return what is set differently elsewhere, as `name: there, here`."""
+        mine = self.as_dict()
+        names = [f.name for f in fields(self)] + [name for name in other if name not in mine]
+        return [
+            f"{name}: {other.get(name)!r} there, {mine.get(name)!r} here"
+            for name in names
+            if other.get(name) != mine.get(name)
+        ]
+
+    def learning_rate_of(self, trial: int) -> float:
+        """Return the learning rate of a trial."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        uniform = _seed(self.seed, trial, "learning rate") / 2**63
+        return float(10 ** (LOWEST_EXPONENT + (HIGHEST_EXPONENT - LOWEST_EXPONENT) * uniform))
+
+    def model(self, task: Task, device: torch.device | str | None = None) -> Model:
+        """Return an untrained model of this study."""
+        layer = layer_class(self.layer)(
+            task.input_size, self.hidden, **self.layer_options, device=device, dtype=self.dtype
+        )
+        return Model(layer, task.output_size, every_step=task.every_step)
+
+    def initial_parameters(self, trial: int, task: Task) -> dict[str, Tensor]:
+        """Return the parameters that a trial starts from, on the CPU, the same in every precision."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(_seed(self.seed, trial, "weights"))
+            layer = layer_class(self.layer)(
+                task.input_size, self.hidden, **self.layer_options, device="cpu", dtype=torch.float32
+            )
+            model = Model(layer, task.output_size, every_step=task.every_step)
+        return {name: parameter.detach().to(self.dtype) for name, parameter in model.named_parameters()}
+
+    def data_order(self, trial: int, epoch: int, size: int) -> Tensor:
+        """Return the order in which a trial goes through the training set in an epoch."""
+        generator = torch.Generator().manual_seed(_seed(self.seed, trial, f"epoch {epoch}"))
+        return torch.randperm(size, generator=generator)
+
+
+def _seed(seed: int, trial: int, purpose: str) -> int:
+    """Return 63 bits that depend on all three."""
+    digest = hashlib.sha256(f"{seed}/{trial}/{purpose}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
