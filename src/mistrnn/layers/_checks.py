@@ -22,11 +22,11 @@ def probability(name: str, argument: str, value: Any, *, below_one: bool = True)
     """Return value as a float in [0, 1), or in [0, 1]."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected {argument} to be a probability, got {value!r}.")
-    value = float(value)
-    if not (0 <= value < 1 or (value == 1 and not below_one)):
+    number = float(value)
+    if not (0 <= number < 1 or (number == 1 and not below_one)):
         limits = "[0, 1)" if below_one else "[0, 1]"
         raise ValueError(f"{name}: expected {argument} in {limits}, because it is a probability, got {value}.")
-    return value
+    return number
 
 
 def distinct_ints(

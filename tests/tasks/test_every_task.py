@@ -1,0 +1,123 @@
+"""Every task keeps the same contract: shapes, seeds, splits, losses, and what a trivial predictor scores."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mistrnn.tasks import SPLITS, TASKS, Task, make_task
+from tests.tasks.idx_files import write_mnist
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "copy": {"delay": 100},
+    "addition": {"length": 20},
+    "pmnist": {"last_pixels": 50},
+}
+every_task = pytest.mark.parametrize("name", list(TASKS))
+
+
+@pytest.fixture(scope="module")
+def mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_mnist(tmp_path_factory.mktemp("mnist"), train=200, test=50)
+
+
+def make(name: str, mnist: Path, seed: int = 0) -> Task:
+    return make_task(name, SETTINGS.get(name), seed=seed, data=mnist if TASKS[name].needs_data else None)
+
+
+@every_task
+def test_batches_have_the_stated_shapes(name: str, mnist: Path) -> None:
+    task = make(name, mnist)
+    for split in SPLITS:
+        for lead in ([], [3]):
+            index = torch.randint(task.sizes[split], (*lead, 4))
+            inputs, targets = task.batch(split, index, torch.float64)
+            assert inputs.shape == (*lead, task.steps, 4, task.input_size)
+            assert targets.shape == ((*lead, task.steps, 4) if task.every_step else (*lead, 4))
+            assert inputs.dtype == torch.float64
+            assert inputs.isfinite().all()
+
+
+@every_task
+def test_trial_axis_only_stacks(name: str, mnist: Path) -> None:
+    task = make(name, mnist)
+    index = torch.randint(task.sizes["train"], (3, 4))
+    inputs, targets = task.batch("train", index)
+    for k in range(3):
+        one_inputs, one_targets = task.batch("train", index[k])
+        assert torch.equal(inputs[k], one_inputs)
+        assert torch.equal(targets[k], one_targets)
+
+
+@every_task
+def test_same_seed_gives_the_same_data(name: str, mnist: Path) -> None:
+    index = torch.arange(20)
+    first, again = (make(name, mnist, seed=3).batch("train", index) for _ in range(2))
+    assert torch.equal(first[0], again[0])
+    assert torch.equal(first[1], again[1])
+    if not TASKS[name].needs_data:
+        assert not torch.equal(first[0], make(name, mnist, seed=4).batch("train", index)[0])
+
+
+@every_task
+def test_splits_have_no_sequence_in_common(name: str, mnist: Path) -> None:
+    task = make(name, mnist)
+    seen: list[set[bytes]] = []
+    for split in SPLITS:
+        size = min(task.sizes[split], 2000)
+        inputs, _ = task.batch(split, torch.arange(size))
+        seen.append({sequence.contiguous().numpy().tobytes() for sequence in inputs.unbind(1)})
+        assert len(seen[-1]) == size
+    assert not seen[0] & seen[1]
+    assert not seen[0] & seen[2]
+    assert not seen[1] & seen[2]
+
+
+@every_task
+def test_trivial_predictor_scores_what_the_task_says(name: str, mnist: Path) -> None:
+    task = make(name, mnist)
+    _, targets = task.batch("test", torch.arange(task.sizes["test"]))
+    scores = task.trivial_output().expand(*targets.shape, task.output_size)
+    error = (task.errors(scores, targets) / targets.numel()).item()
+    # What is counted is exact; the squared error of a sample of 1,000 scatters around its expectation.
+    assert error == pytest.approx(task.trivial_error, rel=0.1 if name == "addition" else 1e-12)
+
+
+@every_task
+def test_loss_is_the_number_of_sequences_times_the_mean(name: str, mnist: Path) -> None:
+    task = make(name, mnist)
+    _, targets = task.batch("train", torch.arange(6))
+    scores = torch.randn(*targets.shape, task.output_size, dtype=torch.float64)
+    if name == "addition":
+        by_hand = 6 * (scores.squeeze(-1) - targets).square().mean()
+    else:
+        chosen = torch.log_softmax(scores, -1).gather(-1, targets.unsqueeze(-1))
+        by_hand = -6 * chosen.mean()
+    torch.testing.assert_close(task.loss(scores, targets), by_hand)
+
+
+@every_task
+def test_perfect_scores_have_no_error(name: str, mnist: Path) -> None:
+    task = make(name, mnist)
+    _, targets = task.batch("val", torch.arange(5))
+    perfect = targets.unsqueeze(-1) if name == "addition" else torch.nn.functional.one_hot(targets, task.output_size)
+    assert task.errors(perfect.double(), targets).item() == 0
+
+
+@pytest.mark.gpu
+@every_task
+def test_data_lives_on_the_device(name: str, mnist: Path) -> None:
+    task = make(name, mnist).to("cuda")
+    inputs, targets = task.batch("train", torch.arange(4, device="cuda"))
+    assert inputs.is_cuda
+    assert targets.is_cuda
+
+
+def test_unknown_names_and_settings_are_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"^expected a task among copy, addition, smnist, pmnist, got 'cpoy'.$"):
+        make_task("cpoy")
+    with pytest.raises(ValueError, match=r"^copy: expected no setting length, because the task's own are: delay.$"):
+        make_task("copy", {"length": 3})
+    with pytest.raises(ValueError, match=r"^pmnist: expected a data folder; give it with --data DIR, or get the files"):
+        make_task("pmnist")

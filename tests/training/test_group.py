@@ -1,0 +1,215 @@
+"""Trials are an axis: a trial in a sweep equals the same trial alone, and equals a plain training loop."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mistrnn.layers import LAYERS
+from mistrnn.tasks import Task, make_task
+from mistrnn.training import Study
+from mistrnn.training.group import Group
+from tests.tolerance import violations
+
+CPU = torch.device("cpu")
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    return make_task("copy", {"delay": 10})
+
+
+def study(**settings: Any) -> Study:
+    fixed = {
+        "task": "copy",
+        "task_settings": {"delay": 10},
+        "layer": "mist",
+        "hidden": 8,
+        "trials": 50,
+        "batch_size": 10,
+    }
+    return Study(**{**fixed, "steps": STEPS, "validate_every": STEPS, "precision": "fp64", **settings})
+
+
+def trained(study: Study, task: Task, trials: list[int], device: torch.device = CPU) -> Group:
+    group = Group(study, task, trials, device)
+    for _ in range(STEPS):
+        group.advance()
+    return group
+
+
+def of_trial(group: Group, trial: int) -> dict[str, Tensor]:
+    row = [group.records[k].trial for k in group.running].index(trial)
+    return {name: value[row].cpu() for name, value in group.parameters.items()}
+
+
+def plain_loop(study: Study, task: Task, trial: int) -> dict[str, Tensor]:
+    """The same trial as anyone would write it: one module, autograd, torch.optim."""
+    model = study.model(task)
+    model.load_state_dict(study.initial_parameters(trial, task))
+    optimizer = torch.optim.SGD(model.parameters(), lr=study.learning_rate_of(trial), momentum=0.9)
+    order = study.data_order(trial, 0, task.sizes["train"])
+    for step in range(STEPS):
+        inputs, targets = task.batch("train", order[step * 10 : (step + 1) * 10], torch.float64)
+        scores, _ = model(inputs)
+        loss = 10 * torch.nn.functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.stack([parameter.grad.square().sum() for parameter in model.parameters()]).sum().sqrt()
+        for parameter in model.parameters():
+            parameter.grad *= min(1.0, 1.0 / norm.item())
+        optimizer.step()
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def close(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float = 1e-10) -> None:
+    for name, value in a.items():
+        torch.testing.assert_close(value, b[name], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("layer", list(LAYERS))
+def test_trial_in_a_sweep_of_fifty_equals_the_trial_alone(task: Task, layer: str) -> None:
+    options = {"clockwork": {"periods": 4}, "mist": {"delays": 4}, "narx": {"delays": 3}}.get(layer, {})
+    chosen = study(layer=layer, layer_options=options)
+    group = trained(chosen, task, list(range(50)))
+    for trial in (0, 17, 49):
+        assert trial in [group.records[k].trial for k in group.running]
+        alone = trained(chosen, task, [trial])
+        close(of_trial(group, trial), of_trial(alone, trial))
+        assert alone.records[0].best_error == pytest.approx(group.records[trial].best_error, abs=1e-12)
+
+
+def test_trial_equals_a_plain_training_loop(task: Task) -> None:
+    chosen = study()
+    group = trained(chosen, task, [3, 4, 5])
+    for trial in (3, 4, 5):
+        close(of_trial(group, trial), plain_loop(chosen, task, trial))
+
+
+def test_trial_in_a_float32_sweep_keeps_the_tolerance_rule(task: Task) -> None:
+    # Trials with a high learning rate amplify rounding, in a sweep and alone alike; these three have a moderate one.
+    chosen = [k for k in range(50) if 1e-3 < study().learning_rate_of(k) < 3e-2][:3]
+    sweep, exact = trained(study(precision="fp32"), task, list(range(50))), trained(study(), task, chosen)
+    for trial in chosen:
+        alone = trained(study(precision="fp32"), task, [trial])
+        assert violations(of_trial(sweep, trial), of_trial(alone, trial), of_trial(exact, trial)) == {}
+
+
+def test_other_trials_and_their_order_change_nothing(task: Task) -> None:
+    chosen = study()
+    expected = of_trial(trained(chosen, task, [7]), 7)
+    for company in ([7, 8], [3, 2, 7], [20, 7, 1, 30, 4]):
+        close(of_trial(trained(chosen, task, company), 7), expected)
+
+
+def test_neighbour_that_diverges_is_taken_out_and_changes_nothing(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = Study.learning_rate_of
+    monkeypatch.setattr(Study, "learning_rate_of", lambda self, trial: 1e308 if trial == 8 else drawn(self, trial))
+    chosen = study(validate_every=5)
+    group = trained(chosen, task, [7, 8, 9])
+    assert group.records[1].diverged_step is not None
+    assert 1 <= group.records[1].diverged_step <= 5
+    assert [group.records[k].trial for k in group.running] == [7, 9]
+    assert group.parameters["readout.weight"].size(0) == 2
+    for trial in (7, 9):
+        close(of_trial(group, trial), of_trial(trained(chosen, task, [trial]), trial))
+    assert [point[0] for point in group.records[0].curve] == [5, 10, 15, 20]
+    assert all(point[0] < group.records[1].diverged_step for point in group.records[1].curve)
+
+
+def test_group_whose_trials_all_diverge_is_done(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Study, "learning_rate_of", lambda self, trial: 1e308)
+    group = Group(study(validate_every=5), task, [0, 1], CPU)
+    while not group.done:
+        group.advance()
+    assert group.step == 5
+    assert group.running == []
+
+
+def test_best_parameters_are_those_of_the_best_validation(task: Task) -> None:
+    chosen = study(validate_every=4, learning_rate=5.0)  # so high that the error goes up and down
+    group = Group(chosen, task, [0, 1, 2], CPU)
+    seen: dict[int, tuple[float, dict[str, Tensor]]] = {}
+    for _ in range(STEPS):
+        if group.advance():
+            for k in group.running:
+                error = group.records[k].curve[-1][2]
+                if k not in seen or error < seen[k][0]:
+                    seen[k] = (error, {n: v.clone() for n, v in of_trial(group, k).items()})
+    for k, (error, parameters) in seen.items():
+        assert group.records[k].best_error == error
+        close({name: value[k] for name, value in group.best.items()}, parameters, 0.0)
+    assert group.evaluate(group.best, "val") == [record.best_error for record in group.records]
+
+
+def test_truncation_at_the_full_length_changes_nothing_and_shorter_does(task: Task) -> None:
+    full = of_trial(trained(study(), task, [7]), 7)
+    close(of_trial(trained(study(truncate=task.steps), task, [7]), 7), full)
+    cut = of_trial(trained(study(truncate=4), task, [7]), 7)
+    assert not torch.allclose(cut["layer.weight_hh_l0"], full["layer.weight_hh_l0"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["copy", "addition"])
+def test_truncated_gradients_equal_a_loop_with_detached_states(name: str) -> None:
+    settings = {"copy": {"delay": 10}, "addition": {"length": 12}}[name]
+    task = make_task(name, settings)
+    chosen = study(task=name, task_settings=settings, truncate=5, layer="lstm")
+    group = Group(chosen, task, [0, 1], CPU)
+    inputs, targets = task.batch("train", torch.arange(20).reshape(2, 10), torch.float64)
+    gradients, losses = group._gradients(inputs, targets)
+    model = chosen.model(task)
+    for trial in (0, 1):
+        model.load_state_dict(chosen.initial_parameters(trial, task))
+        state, total = None, torch.zeros((), dtype=torch.float64)
+        for begin in range(0, 12, 5):
+            part = inputs[trial, begin : begin + 5]
+            scores, state = model(part, state)
+            state = tuple(value.detach() for value in state)
+            if task.every_step:
+                total = total + task.loss(scores, targets[trial, begin : begin + 5]) * part.size(0) / 12
+            elif begin + 5 >= 12:
+                total = task.loss(scores, targets[trial])
+        expected = torch.autograd.grad(total, list(model.parameters()))
+        torch.testing.assert_close(losses[trial], total.detach())
+        for (key, _), gradient in zip(model.named_parameters(), expected, strict=True):
+            torch.testing.assert_close(gradients[key][trial], gradient)
+
+
+def test_bf16_trains_with_parameters_in_full(task: Task) -> None:
+    group = trained(study(precision="bf16", learning_rate=0.01), task, [0, 1])
+    exact = trained(study(learning_rate=0.01), task, [0, 1])
+    for name, value in group.parameters.items():
+        assert value.dtype == torch.float32
+        error = (value.double() - exact.parameters[name]).norm() / exact.parameters[name].norm()
+        assert 1e-6 < error < 0.1
+
+
+def test_every_epoch_shows_every_sequence_once(task: Task) -> None:
+    chosen = study(batch_size=25_000)
+    group = Group(chosen, task, [0, 1], CPU)
+    seen = []
+    for step in range(5):
+        group.step = step
+        seen.append(group._next_index())
+    first = torch.cat(seen[:4], dim=1)
+    assert torch.equal(first.sort(1).values, torch.arange(100_000).expand(2, -1))
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(seen[4], seen[0])
+
+
+@pytest.mark.gpu
+def test_sweep_on_the_gpu_equals_the_cpu(task: Task) -> None:
+    cpu, exact = (
+        trained(study(precision="fp32", learning_rate=0.01), task, [0, 1, 2]),
+        trained(study(learning_rate=0.01), task, [0, 1, 2]),
+    )
+    gpu = trained(
+        study(precision="fp32", learning_rate=0.01),
+        make_task("copy", {"delay": 10}).to("cuda"),
+        [0, 1, 2],
+        torch.device("cuda"),
+    )
+    for trial in (0, 1, 2):
+        assert violations(of_trial(gpu, trial), of_trial(cpu, trial), of_trial(exact, trial)) == {}

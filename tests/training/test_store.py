@@ -1,0 +1,148 @@
+"""The study's folder: what it refuses, and what survives failures."""
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mistrnn.errors import UsageError
+from mistrnn.training import Study
+from mistrnn.training.store import Store
+
+STUDY = Study(task="copy", layer="mist", hidden=8, trials=2, steps=5, task_settings={"delay": 10})
+ROW: dict[str, Any] = {"trial": 0, "status": "ok", "val_error": 0.1, "test_error": 0.2, "learning_rate": 0.01}
+
+
+def test_same_settings_open_again_and_others_are_refused_by_name(tmp_path: Path) -> None:
+    with Store(tmp_path, STUDY):
+        pass
+    with Store(tmp_path, STUDY):
+        pass
+    other = Study(task="copy", layer="lstm", hidden=8, trials=2, steps=9, task_settings={"delay": 20})
+    with pytest.raises(UsageError) as caught:
+        Store(tmp_path, other)
+    message = str(caught.value)
+    assert "layer: 'mist' there, 'lstm' here" in message
+    assert "steps: 5 there, 9 here" in message
+    assert "task_settings: {'delay': 10} there, {'delay': 20} here" in message
+    assert message.endswith("Use another folder, or --fresh to start over.")
+
+
+def test_fresh_forgets_the_old_study(tmp_path: Path) -> None:
+    with Store(tmp_path, STUDY) as store:
+        store.finish([ROW], {0: [(5, 1.0, 0.1)]}, {0: {"w": torch.ones(2)}})
+        store.save_checkpoint({"a": torch.ones(1)}, {"step": 1})
+    other = Study(task="copy", layer="lstm", hidden=8, trials=2, steps=9)
+    with Store(tmp_path, other, fresh=True) as store:
+        assert store.trials() == []
+        assert store.load_checkpoint() is None
+        assert store.curves()["step"].numel() == 0
+        assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_finished_trials_are_ordered_and_keep_their_curves_and_models(tmp_path: Path) -> None:
+    with Store(tmp_path, STUDY) as store:
+        store.finish([{**ROW, "trial": 1}], {1: [(5, 1.0, 0.1), (10, 0.5, 0.05)]}, {1: {"w": torch.ones(2)}})
+        store.finish([ROW], {0: [(5, 2.0, 0.2)]}, {0: {"w": torch.zeros(2)}})
+        store.finish([ROW], {0: [(5, 2.0, 0.2)]}, {0: {"w": torch.zeros(2)}})  # a repetition changes nothing
+        assert [row["trial"] for row in store.trials()] == [0, 1]
+        curves = store.curves()
+    assert curves["trial"].tolist() == [0, 1, 1]
+    assert curves["step"].tolist() == [5, 5, 10]
+    assert curves["val_error"].tolist() == [0.2, 0.1, 0.05]
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == [
+        "trial-000.safetensors",
+        "trial-001.safetensors",
+    ]
+
+
+def test_second_process_on_the_folder_is_refused(tmp_path: Path) -> None:
+    with (
+        Store(tmp_path, STUDY),
+        pytest.raises(UsageError, match=rf"is in use by another process \(process {os.getpid()}\)"),
+    ):
+        Store(tmp_path, STUDY)
+    with Store(tmp_path, STUDY):
+        pass  # and free again afterwards
+
+
+def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot write to the folder .*file/study"):
+        Store(tmp_path / "file" / "study", STUDY)
+
+
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_full_disk_is_named_and_leaves_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    with Store(tmp_path, STUDY) as store:
+        store.save_checkpoint({"a": torch.ones(3)}, {"step": 1})
+
+        def no_space(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        if call == "fsync":
+            monkeypatch.setattr(os, "fsync", no_space)
+        else:
+            monkeypatch.setattr(os, "replace", no_space)
+        with pytest.raises(
+            UsageError, match=r"checkpoint.safetensors: the disk is full. What was written before is intact"
+        ):
+            store.save_checkpoint({"a": torch.zeros(3)}, {"step": 2})
+        monkeypatch.undo()
+        checkpoint = store.load_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint[1] == {"step": 1}
+    assert checkpoint[0]["a"].tolist() == [1, 1, 1]
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_real_full_device_is_named(tmp_path: Path) -> None:
+    """/dev/full answers every write with 'no space left'."""
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    with Store(tmp_path, STUDY) as store:
+        (tmp_path / "checkpoint.safetensors.part").symlink_to("/dev/full")
+        with pytest.raises(UsageError, match="the disk is full"):
+            store.save_checkpoint({"a": torch.zeros(3)}, {"step": 2})
+        assert store.load_checkpoint() is None
+
+
+def test_leftovers_of_a_killed_write_are_removed(tmp_path: Path) -> None:
+    with Store(tmp_path, STUDY):
+        pass
+    (tmp_path / "checkpoint.safetensors.part").write_bytes(b"half")
+    (tmp_path / "models" / "trial-000.safetensors.part").write_bytes(b"half")
+    with Store(tmp_path, STUDY) as store:
+        assert store.load_checkpoint() is None
+    assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("study.json", "{", "study.json: not readable as JSON"),
+        ("study.json", "[]", "study.json: expected a JSON object, got list"),
+        ("study.json", json.dumps({"format": 99}), "study.json: expected a study of format 1, got 99"),
+        ("trials.jsonl", "{\n", "trials.jsonl: not a list of trials"),
+        ("checkpoint.safetensors", "garbage", "checkpoint.safetensors: not a checkpoint"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path: Path, name: str, content: str, expected: str) -> None:
+    with Store(tmp_path, STUDY):
+        pass
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UsageError, match=expected), Store(tmp_path, STUDY) as store:
+        store.trials()
+        store.load_checkpoint()
+
+
+def test_trials_without_settings_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "trials.jsonl").write_text("")
+    with pytest.raises(UsageError, match=r"holds trials but no study.json"):
+        Store(tmp_path, STUDY)

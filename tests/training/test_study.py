@@ -1,0 +1,99 @@
+"""A study's settings, and what follows from (seed, trial)."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from mistrnn.errors import UsageError
+from mistrnn.tasks import make_task
+from mistrnn.training import Study
+
+
+def study(**settings: Any) -> Study:
+    return Study(**{"task": "copy", "layer": "mist", "hidden": 8, "task_settings": {"delay": 10}, **settings})
+
+
+def test_learning_rates_are_log_uniform_between_the_papers_bounds() -> None:
+    logs = [math.log10(study(seed=1).learning_rate_of(k)) for k in range(2000)]
+    assert -4 <= min(logs) < -3.95
+    assert 0.95 < max(logs) < 1
+    thirds = [sum(-4 + 5 * i / 3 <= value < -4 + 5 * (i + 1) / 3 for value in logs) for i in range(3)]
+    assert all(600 < count < 740 for count in thirds)
+
+
+def test_everything_of_a_trial_follows_from_seed_and_trial() -> None:
+    task = make_task("copy", {"delay": 10})
+    a, b, other = study(trials=3), study(trials=50, steps=7), study(seed=1)
+    assert a.learning_rate_of(2) == b.learning_rate_of(2) != other.learning_rate_of(2)
+    assert a.learning_rate_of(1) != a.learning_rate_of(2)
+    assert torch.equal(a.data_order(2, 0, 100), b.data_order(2, 0, 100))
+    assert not torch.equal(a.data_order(2, 0, 100), a.data_order(2, 1, 100))
+    assert not torch.equal(a.data_order(2, 0, 100), a.data_order(1, 0, 100))
+    assert sorted(a.data_order(2, 0, 100).tolist()) == list(range(100))
+    state = torch.get_rng_state()
+    weights, again, third = (s.initial_parameters(k, task) for s, k in ((a, 2), (b, 2), (a, 1)))
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, value in weights.items():
+        assert torch.equal(value, again[name])
+        if "weight" in name:
+            assert not torch.equal(value, third[name])
+
+
+def test_double_precision_starts_from_the_same_weights() -> None:
+    task = make_task("copy", {"delay": 10})
+    single, double = study().initial_parameters(0, task), study(precision="fp64").initial_parameters(0, task)
+    for name, value in single.items():
+        assert torch.equal(value.double(), double[name])
+
+
+def test_readout_starts_as_in_the_paper() -> None:
+    task = make_task("copy", {"delay": 10})
+    parameters = study(hidden=64).initial_parameters(0, task)
+    assert parameters["readout.weight"].std().item() == pytest.approx(64**-0.5, rel=0.1)
+    assert not parameters["readout.bias"].any()
+
+
+def test_steps_and_interval_default_to_the_tasks() -> None:
+    assert study().total_steps == 100_000
+    assert study().validation_interval == 25
+    assert Study(task="pmnist", layer="lstm", hidden=100).total_steps == 15_000
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"task": "cpoy"}, "expected a task among copy, addition, smnist, pmnist, got 'cpoy'."),
+        ({"layer": "mits"}, "expected a layer among mist, narx, clockwork, rnn, lstm, gru, got 'mits'."),
+        ({"hidden": 0}, "expected hidden to be a whole number >= 1, got 0."),
+        ({"trials": -3}, "expected trials to be a whole number >= 1, got -3."),
+        ({"steps": 0}, "expected steps to be a whole number >= 1, got 0."),
+        ({"batch_size": 0}, "expected batch_size to be a whole number >= 1, got 0."),
+        ({"truncate": 0}, "expected truncate to be a whole number >= 1, got 0."),
+        ({"validate_every": -1}, "expected validate_every to be a whole number >= 1, got -1."),
+        ({"seed": -1}, "expected seed >= 0, got -1."),
+        ({"optimizer": "sdg"}, "expected optimizer among sgd, adam, adamw, got 'sdg'."),
+        ({"schedule": "step"}, "expected schedule among constant, cosine, got 'step'."),
+        ({"precision": "fp8"}, "expected precision among fp32, bf16, fp64, got 'fp8'."),
+        ({"learning_rate": 0.0}, "expected learning_rate > 0, got 0.0."),
+        ({"learning_rate": float("nan")}, "expected learning_rate > 0, got nan."),
+        ({"weight_decay": -1.0}, "expected weight_decay >= 0, got -1.0."),
+        ({"layer": "clockwork", "hidden": 9}, "Clockwork: expected hidden_size to be a multiple of 8"),
+        ({"layer_options": {"delays": [0]}}, "MIST: expected delays >= 1, because they count steps, got 0 in [0]."),
+        ({"layer_options": {"periods": 3}}, "MIST.__init__() got an unexpected keyword argument 'periods'"),
+        ({"layer_options": {"zoneout": 0.1}}, "expected no zoneout in a study, because its trials must not depend"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        study(**settings)
+    assert str(caught.value).startswith(expected)
+
+
+def test_differences_name_what_was_set_otherwise() -> None:
+    assert study(steps=5).differences(study(steps=5).as_dict()) == []
+    assert study(steps=5, seed=1).differences(study(steps=7).as_dict()) == [
+        "steps: 7 there, 5 here",
+        "seed: 0 there, 1 here",
+    ]

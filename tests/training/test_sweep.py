@@ -1,0 +1,244 @@
+"""A study from settings to results: resumed, killed, grouped, interrupted, summarised."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mistrnn.errors import UsageError
+from mistrnn.tasks import Task, make_task
+from mistrnn.training import Interrupted, Study, run_study, summarise
+from mistrnn.training import sweep as sweep_module
+from mistrnn.training.memory import bytes_per_trial, free_memory, trials_that_fit
+from tests.training.killed_study import STUDY
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    return make_task("copy", {"delay": 10})
+
+
+def outcome(folder: Path) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
+    """Everything that a finished study holds, bit for bit, timings aside."""
+    rows = [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
+    for row in rows:
+        row.pop("seconds")
+    files = {path.name: path.read_bytes() for path in (folder / "models").iterdir()}
+    files["curves"] = (folder / "curves.safetensors").read_bytes()
+    return rows, files
+
+
+def in_process(folder: Path, when: str, number: int) -> int:
+    command = [sys.executable, "-m", "tests.training.killed_study", str(folder), when, str(number)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=Path(__file__).parents[2], env=environment, check=False).returncode
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert in_process(folder, "NEVER", 0) == 0
+    return folder
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_study_killed_at_random_moments_ends_the_same_bit_for_bit(tmp_path: Path, undisturbed: Path, seed: int) -> None:
+    generator, kills = random.Random(seed), 0
+    for _ in range(3):
+        when, number = generator.choice([("STEP", generator.randint(1, 9)), ("WRITE", generator.randint(1, 9))])
+        code = in_process(tmp_path, when, number)
+        assert code in (-signal.SIGKILL, 0)
+        kills += code != 0
+    assert kills
+    assert in_process(tmp_path, "NEVER", 0) == 0
+    assert outcome(tmp_path) == outcome(undisturbed)
+
+
+@pytest.mark.parametrize("write", [1, 2, 13, 16, 18, 20])
+def test_study_killed_inside_a_write_ends_the_same_bit_for_bit(tmp_path: Path, undisturbed: Path, write: int) -> None:
+    """Write 1 is study.json, then 12 checkpoints, then 3 models, curves and trials of the first group, then the second."""
+    assert in_process(tmp_path, "WRITE", write) == -signal.SIGKILL
+    assert in_process(tmp_path, "NEVER", 0) == 0
+    assert outcome(tmp_path) == outcome(undisturbed)
+
+
+def test_finished_study_runs_nothing_again(undisturbed: Path) -> None:
+    before = outcome(undisturbed)
+    run_study(STUDY, undisturbed, device="cpu", report=lambda _: pytest.fail("a step was taken"))
+    assert outcome(undisturbed) == before
+
+
+def test_interrupted_study_saves_and_goes_on(tmp_path: Path, undisturbed: Path, task: Task) -> None:
+    asked = iter([False] * 5 + [True])
+    with pytest.raises(Interrupted):
+        run_study(STUDY, tmp_path, device="cpu", group_size=3, task=task, stop=lambda: next(asked))
+    assert (tmp_path / "checkpoint.safetensors").exists()
+    run_study(STUDY, tmp_path, device="cpu", group_size=3, task=task)
+    assert outcome(tmp_path)[0] == outcome(undisturbed)[0]
+
+
+def test_groups_change_nothing_but_rounding(tmp_path: Path, task: Task) -> None:
+    study = Study(**{**STUDY.as_dict(), "precision": "fp64"})
+    lines: list[str] = []
+    together = run_study(study, tmp_path / "a", device="cpu", task=task, say=lines.append)
+    assert lines == []
+    apart = run_study(study, tmp_path / "b", device="cpu", task=task, group_size=1, say=lines.append)
+    assert "4 trials do not fit into memory at once: running them in groups of 1" in lines
+    for one, other in zip(together, apart, strict=True):
+        assert one["test_error"] == pytest.approx(other["test_error"], abs=1e-9)
+        assert one["best_step"] == other["best_step"]
+    for k in range(4):
+        a, b = (load_file(tmp_path / folder / "models" / f"trial-00{k}.safetensors") for folder in "ab")
+        for name, value in a.items():
+            torch.testing.assert_close(value, b[name], rtol=1e-9, atol=1e-9)
+
+
+def test_memory_that_holds_two_trials_makes_groups_of_two(
+    tmp_path: Path, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need = bytes_per_trial(STUDY, task)
+    monkeypatch.setattr("mistrnn.training.memory.free_memory", lambda device: int(2.5 * need / 0.6))
+    lines: list[str] = []
+    rows = run_study(STUDY, tmp_path, device="cpu", task=task, say=lines.append)
+    assert [row["group"] for row in rows] == [2, 2, 2, 2]
+    assert lines == ["4 trials do not fit into memory at once: running them in groups of 2"]
+
+
+def test_memory_estimate_grows_with_batch_and_steps(task: Task) -> None:
+    small = bytes_per_trial(STUDY, task)
+    assert bytes_per_trial(Study(**{**STUDY.as_dict(), "batch_size": 50}), task) > 5 * small
+    longer = make_task("copy", {"delay": 100})
+    assert bytes_per_trial(STUDY, longer) > 5 * small
+    assert free_memory(torch.device("cpu")) > 2**26
+    assert trials_that_fit(STUDY, task, torch.device("cpu")) > 100
+
+
+def test_memory_estimate_is_near_what_a_step_takes(task: Task) -> None:
+    """Measured in a process of its own as the growth of the peak resident size from 10 to 60 trials."""
+    script = (
+        "import resource, sys, torch\n"
+        "from mistrnn.tasks import make_task\n"
+        "from mistrnn.training import Study\n"
+        "from mistrnn.training.group import Group\n"
+        "from mistrnn.training.memory import bytes_per_trial\n"
+        "torch.set_num_threads(1)\n"
+        "study = Study(task='copy', layer='mist', hidden=40, trials=60, task_settings={'delay': 50})\n"
+        "task = make_task('copy', {'delay': 50})\n"
+        "peaks = []\n"
+        "for count in (10, 60):\n"
+        "    Group(study, task, list(range(count)), torch.device('cpu')).advance()\n"
+        "    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)\n"
+        "print((peaks[1] - peaks[0]) / 50 / bytes_per_trial(study, task))\n"
+    )
+    ratio = float(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
+    assert 0.4 < ratio < 1.6  # the share that a group may take leaves room for this
+
+
+def test_crash_of_a_group_is_recorded_and_tried_again(
+    tmp_path: Path, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_group = sweep_module.run_group
+
+    def sometimes(study: Study, task: Task, trials: list[int], *rest: Any) -> None:
+        if 1 in trials:
+            raise RuntimeError("a kernel failed")
+        run_group(study, task, trials, *rest)
+
+    monkeypatch.setattr(sweep_module, "run_group", sometimes)
+    lines: list[str] = []
+    rows = run_study(STUDY, tmp_path, device="cpu", task=task, group_size=1, say=lines.append)
+    assert [row["status"] for row in rows] == ["ok", "crashed", "ok", "ok"]
+    assert rows[1]["error"] == "RuntimeError: a kernel failed"
+    assert "trials 1 to 1 crashed: RuntimeError: a kernel failed" in lines
+    assert summarise(rows).crashed == 1
+    monkeypatch.undo()
+    rows = run_study(STUDY, tmp_path, device="cpu", task=task, group_size=1)
+    assert [row["status"] for row in rows] == ["ok"] * 4
+
+
+def test_diverged_trial_is_listed_with_its_step(tmp_path: Path, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = Study.learning_rate_of
+    monkeypatch.setattr(Study, "learning_rate_of", lambda self, trial: 1e38 if trial == 2 else drawn(self, trial))
+    rows = run_study(STUDY, tmp_path, device="cpu", task=task)
+    assert [row["status"] for row in rows] == ["ok", "ok", "diverged", "ok"]
+    assert 1 <= rows[2]["steps"] <= 12
+    if rows[2]["best_step"] is None:
+        assert rows[2]["test_error"] is None
+    assert summarise(rows).diverged == 1
+
+
+def test_only_some_trials_run_and_the_rest_later(tmp_path: Path, task: Task) -> None:
+    assert [row["trial"] for row in run_study(STUDY, tmp_path, device="cpu", task=task, only=[2])] == [2]
+    assert [row["trial"] for row in run_study(STUDY, tmp_path, device="cpu", task=task)] == [0, 1, 2, 3]
+    with pytest.raises(UsageError, match=r"expected trials between 0 and 3, got \[4\]"):
+        run_study(STUDY, tmp_path, device="cpu", task=task, only=[4])
+
+
+def test_rows_hold_what_the_paper_needs(undisturbed: Path) -> None:
+    rows = [json.loads(line) for line in (undisturbed / "trials.jsonl").read_text().splitlines()]
+    for k, row in enumerate(rows):
+        assert row["trial"] == k
+        assert row["learning_rate"] == STUDY.learning_rate_of(k)
+        assert row["parameters"] == (3 + 12) * (12 + 6 + 1) + 7 * 11
+        assert row["best_step"] in (4, 8, 12)
+        assert row["seconds"] > 0
+    curves = load_file(undisturbed / "curves.safetensors")
+    for k, row in enumerate(rows):
+        mine = curves["trial"] == k
+        assert curves["step"][mine].tolist() == [4, 8, 12]
+        assert curves["val_error"][mine].min().item() == row["val_error"]
+
+
+def test_saved_model_scores_its_test_error(undisturbed: Path, task: Task) -> None:
+    row = json.loads((undisturbed / "trials.jsonl").read_text().splitlines()[1])
+    model = STUDY.model(task)
+    model.load_state_dict(load_file(undisturbed / "models" / "trial-001.safetensors"))
+    inputs, targets = task.batch("test", torch.arange(1000))
+    with torch.no_grad():
+        assert (task.errors(model(inputs)[0], targets) / targets.numel()).item() == pytest.approx(
+            row["test_error"], abs=1e-3
+        )
+
+
+def test_summary_is_the_top_tenth_by_validation() -> None:
+    rows = [
+        {"trial": k, "status": "ok", "val_error": 0.5 - 0.01 * k, "test_error": 0.1 * k, "learning_rate": 10.0**-k}
+        for k in range(20)
+    ]
+    rows[19] |= {"status": "diverged", "val_error": None, "test_error": None}
+    summary = summarise(rows)
+    assert summary.top == (18, 17)
+    assert summary.test_error == pytest.approx((1.75, 0.1 / 2**0.5))
+    assert summary.log10_learning_rate == pytest.approx((-17.5, 0.5**0.5))
+    assert summary.diverged == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"device": "tpu9"}, "expected device auto, cpu or cuda, got 'tpu9'"),
+        ({"group_size": 0}, "expected group_size >= 1, got 0"),
+    ],
+)
+def test_bad_options_are_refused(tmp_path: Path, task: Task, options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
+        run_study(STUDY, tmp_path, task=task, **options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_missing_gpu_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="expected a CUDA device for 'cuda', but torch .* sees none here"):
+        run_study(STUDY, tmp_path, device="cuda")
+
+
+def test_batch_larger_than_the_training_set_is_refused(tmp_path: Path, task: Task) -> None:
+    with pytest.raises(UsageError, match="expected batch_size <= 100000, the training set, got 100001"):
+        run_study(Study(**{**STUDY.as_dict(), "batch_size": 100_001}), tmp_path, device="cpu", task=task)
