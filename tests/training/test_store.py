@@ -72,7 +72,7 @@ def test_second_process_on_the_folder_is_refused(tmp_path: Path) -> None:
 
 def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot write to the folder .*file/study"):
+    with pytest.raises(UsageError, match=r"cannot write to the folder .*file/study"):
         Store(tmp_path / "file" / "study", STUDY)
 
 
@@ -137,9 +137,14 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, content: str, expect
     with Store(tmp_path, STUDY):
         pass
     (tmp_path / name).write_text(content)
-    with pytest.raises(UsageError, match=expected), Store(tmp_path, STUDY) as store:
-        store.trials()
-        store.load_checkpoint()
+
+    def read() -> None:
+        with Store(tmp_path, STUDY) as store:
+            store.trials()
+            store.load_checkpoint()
+
+    with pytest.raises(UsageError, match=expected):
+        read()
 
 
 def test_trials_without_settings_are_refused(tmp_path: Path) -> None:

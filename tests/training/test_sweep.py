@@ -121,7 +121,8 @@ def test_memory_estimate_grows_with_batch_and_steps(task: Task) -> None:
     assert trials_that_fit(STUDY, task, torch.device("cpu")) > 100
 
 
-def test_memory_estimate_is_near_what_a_step_takes(task: Task) -> None:
+@pytest.mark.parametrize("layer", ["mist", "gru"])
+def test_memory_estimate_is_near_what_a_step_takes(layer: str) -> None:
     """Measured in a process of its own as the growth of the peak resident size from 10 to 60 trials."""
     script = (
         "import resource, sys, torch\n"
@@ -130,7 +131,7 @@ def test_memory_estimate_is_near_what_a_step_takes(task: Task) -> None:
         "from mistrnn.training.group import Group\n"
         "from mistrnn.training.memory import bytes_per_trial\n"
         "torch.set_num_threads(1)\n"
-        "study = Study(task='copy', layer='mist', hidden=40, trials=60, task_settings={'delay': 50})\n"
+        f"study = Study(task='copy', layer='{layer}', hidden=40, trials=60, task_settings={{'delay': 50}})\n"
         "task = make_task('copy', {'delay': 50})\n"
         "peaks = []\n"
         "for count in (10, 60):\n"
@@ -139,7 +140,7 @@ def test_memory_estimate_is_near_what_a_step_takes(task: Task) -> None:
         "print((peaks[1] - peaks[0]) / 50 / bytes_per_trial(study, task))\n"
     )
     ratio = float(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
-    assert 0.4 < ratio < 1.6  # the share that a group may take leaves room for this
+    assert 0.3 < ratio < 1.6  # the share that a group may take leaves room for this
 
 
 def test_crash_of_a_group_is_recorded_and_tried_again(
@@ -235,7 +236,7 @@ def test_bad_options_are_refused(tmp_path: Path, task: Task, options: dict[str, 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_missing_gpu_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="expected a CUDA device for 'cuda', but torch .* sees none here"):
+    with pytest.raises(UsageError, match=r"expected a CUDA device for 'cuda', but torch .* sees none here"):
         run_study(STUDY, tmp_path, device="cuda")
 
 
