@@ -2,14 +2,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint types contracts check clean
+.PHONY: demo test bench lint types contracts check clean
 
 demo: .venv/ready
-	$(BIN)/python examples/copy_demo.py
+	$(BIN)/mist demo
 
 # One process per core, each with one thread: the tensors are too small to share.
 test: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8
+
+# No speed is reported unless the tests of what is measured are green.
+bench: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/training/test_group.py
+	$(BIN)/python benchmarks/sweep.py
 
 # What CI runs beside the tests.
 check: lint types contracts

@@ -1,0 +1,100 @@
+"""One sweep of 8 trials against 8 separate runs of the same trials, on the CPU: `make bench`.
+
+Both sides train the same trials to the same parameters (checked before anything is printed); the ratio is of their times
+in this one run.
+"""
+
+import argparse
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from mistrnn.tasks import Task, make_task
+from mistrnn.training import Study
+from mistrnn.training.group import Group
+
+CPU = torch.device("cpu")
+TRIALS, STEPS = 8, 10
+CASES = [
+    # layer, hidden units, task, its settings, batch size
+    ("mist", 44, "copy", {"delay": 30}, 50),
+    ("mist", 139, "copy", {"delay": 100}, 100),
+    ("lstm", 32, "copy", {"delay": 30}, 50),
+    ("rnn", 67, "addition", {"length": 200}, 50),
+]
+
+
+def trained(study: Study, task: Task, trials: Sequence[int]) -> tuple[Group, float]:
+    """Train the trials together and return them with the seconds that their steps took."""
+    group = Group(study, task, trials, CPU)
+    start = time.perf_counter()
+    for _ in range(STEPS - 1):  # the last step would validate
+        group.advance()
+    return group, time.perf_counter() - start
+
+
+def compare(layer: str, hidden: int, name: str, settings: dict[str, int], batch: int) -> str:
+    """Return a table row, or leave if the two sides do not agree."""
+    study = Study(
+        task=name, layer=layer, hidden=hidden, trials=TRIALS, steps=STEPS, batch_size=batch, task_settings=settings
+    )
+    study = Study(**{**study.as_dict(), "validate_every": STEPS, "learning_rate": 0.01})
+    task = make_task(name, settings)
+    trained(study, task, [0])  # warm up
+    separate = [trained(study, task, [trial]) for trial in range(TRIALS)]
+    sweep, sweep_seconds = trained(study, task, list(range(TRIALS)))
+    for trial, (alone, _) in enumerate(separate):
+        for key, value in alone.parameters.items():
+            error = (sweep.parameters[key][trial] - value[0]).norm() / value[0].norm().clamp_min(1e-12)
+            if not error < 1e-3:
+                sys.exit(f"{layer} {hidden}: trial {trial} differs in {key} by {error:.1e}; no speed is reported")
+    separate_seconds = sum(seconds for _, seconds in separate)
+    return (
+        f"| {layer} {hidden}, {name} {', '.join(f'{k} {v}' for k, v in settings.items())}, batch {batch} "
+        f"| {1000 * separate_seconds / (STEPS - 1):.0f} | {1000 * sweep_seconds / (STEPS - 1):.0f} "
+        f"| {separate_seconds / sweep_seconds:.1f}x |"
+    )
+
+
+def main() -> None:
+    """Print the table, and write it where told."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--record", type=Path, help="write the table to this file, too")
+    arguments = parser.parse_args()
+    torch.set_num_threads(2)
+    lines = [
+        f"# One sweep of {TRIALS} trials against {TRIALS} separate runs",
+        "",
+        f"{processor()}, {torch.get_num_threads()} threads, {os.cpu_count()} cores; Python {platform.python_version()}, "
+        f"torch {torch.__version__}; {time.strftime('%Y-%m-%d')}; `python benchmarks/sweep.py`; plain forms, fp32, "
+        f"mean of {STEPS - 1} optimisation steps.",
+        "",
+        f"| study | {TRIALS} runs, one by one: ms per step of all | one sweep: ms per step of all | the sweep is faster by |",
+        "| --- | --- | --- | --- |",
+    ]
+    print("\n".join(lines), flush=True)
+    for case in CASES:
+        lines.append(compare(*case))
+        print(lines[-1], flush=True)
+    if arguments.record:
+        arguments.record.write_text("\n".join(lines) + "\n")
+
+
+def processor() -> str:
+    """Return the name of the processor, where the system tells it."""
+    info = Path("/proc/cpuinfo")
+    names = (
+        [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        if info.exists()
+        else []
+    )
+    return names[0] if names else platform.machine()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""The demo: four layers with equally many parameters on a copy problem, a few trials each, under the paper's protocol."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mistrnn.layers import LAYERS, match_parameters
+from mistrnn.report import Curves, draw_curves
+from mistrnn.tasks import make_task
+from mistrnn.training import Progress, Study, run_study, summarise
+from mistrnn.training.store import Store
+
+DELAY, TRIALS, STEPS, BATCH, LSTM_UNITS = 30, 6, 500, 50, 32
+SOLVED = 0.001
+"""A validation error below this counts as solved: fewer than 1 in 1,000 steps is wrong."""
+
+
+def run_demo(
+    folder: Path, *, say: Callable[[str], None], report: Callable[[Progress], None], stop: Callable[[], bool]
+) -> tuple[list[dict[str, Any]], Path]:
+    """Run the four studies (or what is missing of them) and return a row for each and the path of the picture."""
+    task = make_task("copy", {"delay": DELAY})
+    budget = (
+        LAYERS["lstm"](task.input_size, LSTM_UNITS, device="meta").parameter_count()
+        + (LSTM_UNITS + 1) * task.output_size
+    )
+    rows, pictures = [], []
+    for layer in ("mist", "lstm", "rnn", "clockwork"):
+        hidden = match_parameters(layer, budget, task.input_size, task.output_size)
+        study = Study(
+            task="copy",
+            layer=layer,
+            hidden=hidden,
+            trials=TRIALS,
+            steps=STEPS,
+            batch_size=BATCH,
+            validate_every=50,
+            task_settings={"delay": DELAY},
+        )
+        name = LAYERS[layer].__name__
+        say(f"{name}, {hidden} units: {TRIALS} trials with random learning rates, {STEPS} steps")
+        trials = run_study(study, folder / layer, device="cpu", task=task, say=say, report=report, stop=stop)
+        with Store(folder / layer, study) as store:
+            curves = store.curves()
+        summary = summarise(trials)
+        best = trials[summary.top[0]]
+        rows.append(
+            {
+                "layer": name,
+                "units": hidden,
+                "parameters": best["parameters"],
+                "val_error": best["val_error"],
+                "test_error": best["test_error"],
+                "learning_rate": best["learning_rate"],
+                "solved": sum(row["val_error"] is not None and row["val_error"] < SOLVED for row in trials),
+                "seconds": max(row["seconds"] for row in trials),
+            }
+        )
+        lines = []
+        for trial in range(TRIALS):
+            mine = curves["trial"] == trial
+            lines.append((curves["step"][mine].tolist(), curves["val_error"][mine].tolist()))
+        pictures.append(Curves(f"{name}, {hidden} units", lines, summary.top[0]))
+    path = folder / "curves.png"
+    title = f"Copy {DELAY // 10} symbols after {DELAY} steps, at most {budget:,} parameters each"
+    draw_curves(pictures, path, title=title, trivial_error=task.trivial_error)
+    return rows, path

@@ -1,0 +1,58 @@
+"""Learning curves as a picture, readable in print and by colour-blind people."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")  # files only: no window system is needed
+
+import matplotlib.pyplot as plt
+from matplotlib.ticker import PercentFormatter
+
+# Okabe and Ito's palette, told apart by line style as well.
+STYLES = (
+    ("#0072B2", "-"),
+    ("#D55E00", "--"),
+    ("#009E73", "-."),
+    ("#CC79A7", ":"),
+    ("#000000", (0, (5, 1))),
+    ("#E69F00", (0, (1, 1))),
+)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The validation errors of one study's trials over its steps."""
+
+    label: str
+    trials: Sequence[tuple[Sequence[int], Sequence[float]]]
+    """(steps, errors) of each trial."""
+    best: int | None
+    """Which of the trials is the best by validation."""
+
+
+def draw_curves(studies: Sequence[Curves], path: Path, *, title: str, trivial_error: float) -> None:
+    """Draw every trial as a thin line and each study's best as a thick one, and save the picture."""
+    figure, axes = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
+    axes.axhline(trivial_error, color="0.5", linewidth=1)
+    axes.annotate(
+        "trivial predictor", (1.0, trivial_error), xycoords=("axes fraction", "data"), ha="right", va="bottom",
+        fontsize=9, color="0.35", xytext=(-4, 2), textcoords="offset points",
+    )  # fmt: skip
+    for study, (colour, style) in zip(studies, STYLES, strict=False):
+        for k, (steps, errors) in enumerate(study.trials):
+            if k != study.best:
+                axes.plot(steps, errors, color=colour, linestyle=style, linewidth=0.8, alpha=0.35)
+        if study.best is not None:
+            steps, errors = study.trials[study.best]
+            axes.plot(steps, errors, color=colour, linestyle=style, linewidth=2.4, label=study.label)
+    axes.set(xlabel="optimisation steps", ylabel="validation error", title=title)
+    axes.set_ylim(0, 1.5 * trivial_error)
+    axes.set_xlim(left=0)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, title="best of the trials (thick)", alignment="left")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

@@ -1,0 +1,208 @@
+"""The `mist` command as a person uses it: what it prints, and its exit status."""
+
+import builtins
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mistrnn import __main__, __version__, cli
+from tests.tasks.idx_files import write_mnist
+
+SMALL = [
+    "--delay",
+    "10",
+    "--hidden",
+    "6",
+    "--delays",
+    "3",
+    "--batch-size",
+    "5",
+    "--steps",
+    "6",
+    "--validate-every",
+    "3",
+]
+
+
+class Mist:
+    """Runs the command in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._patch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: object) -> tuple[int, str, str]:
+        self._patch.setattr(sys, "argv", ["mist", *map(str, arguments)])
+        try:
+            cli.run()
+            status = 0
+        except SystemExit as leaving:
+            status = leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else 1
+        printed = self._capsys.readouterr()
+        return status, printed.out, printed.err
+
+
+@pytest.fixture
+def mist(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Mist:
+    monkeypatch.setenv("COLUMNS", "160")
+    return Mist(monkeypatch, capsys)
+
+
+def test_sweep_lists_every_trial_and_the_top_tenth(mist: Mist, tmp_path: Path) -> None:
+    status, out, _ = mist("sweep", "copy", *SMALL, "--trials", 4, "--out", tmp_path)
+    assert status == 0
+    rows = [json.loads(line) for line in (tmp_path / "trials.jsonl").read_text().splitlines()]
+    assert len(rows) == 4
+    for row in rows:
+        assert re.search(rf"^{row['trial']} +{row['learning_rate']:.5f} +{row['val_error']:.4f}", out, re.MULTILINE)
+    assert out.count("top 10%") == 1
+    assert re.search(r"mist 6 on copy: test error rate 0\.\d+ ± 0.0000, log10 learning rate .*top 1 of 4 trials", out)
+
+
+def test_same_command_again_only_shows_and_a_changed_one_is_refused(mist: Mist, tmp_path: Path) -> None:
+    command = ["sweep", "copy", *SMALL, "--trials", "2", "--out", str(tmp_path)]
+    assert mist(*command)[0] == 0
+    before = (tmp_path / "trials.jsonl").read_bytes()
+    status, out, _ = mist(*command)
+    assert status == 0
+    assert "step 6 of 6" not in out
+    assert (tmp_path / "trials.jsonl").read_bytes() == before
+    status, _, err = mist(*command, "--seed", 1)
+    assert status == 2
+    assert "seed: 0 there, 1 here" in err
+    assert (tmp_path / "trials.jsonl").read_bytes() == before
+    assert mist(*command, "--seed", 1, "--fresh")[0] == 0
+    assert (tmp_path / "trials.jsonl").read_bytes() != before
+
+
+def test_train_is_a_study_of_one_trial_with_its_learning_rate(mist: Mist, tmp_path: Path) -> None:
+    options = ["--optimizer", "adamw", "--schedule", "cosine", "--weight-decay", 0.01, "--truncate", 4, "--layer-norm"]
+    status, out, _ = mist("train", "copy", *SMALL, "--learning-rate", 0.02, *options, "--out", tmp_path)
+    assert status == 0
+    (row,) = [json.loads(line) for line in (tmp_path / "trials.jsonl").read_text().splitlines()]
+    assert row["learning_rate"] == 0.02
+    settings = json.loads((tmp_path / "study.json").read_text())["settings"]
+    assert settings["optimizer"] == "adamw"
+    assert settings["layer_options"] == {"delays": 3, "layer_norm": True}
+    assert "(top 1 of 1 trials" in out
+
+
+def test_permuted_mnist_runs_from_files(mist: Mist, tmp_path: Path) -> None:
+    data = write_mnist(tmp_path / "data")
+    options = ["--last-pixels", 30, "--layer", "clockwork", "--periods", "1,2,4", "--hidden", 9, "--batch-size", 10]
+    status, out, err = mist(
+        "sweep", "pmnist", "--data", data, *options, "--trials", 2, "--steps", 4, "--validate-every", 2, "--out", tmp_path / "s"
+    )  # fmt: skip
+    assert (status, err) == (0, "")
+    assert "clockwork 9 on pmnist" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["cpoy"], "expected a task among copy, addition, smnist, pmnist, got 'cpoy'."),
+        (["copy", "--layer", "mits"], "expected a layer among mist, narx, clockwork, rnn, lstm, gru, got 'mits'."),
+        (["copy", "--delay", "55"], "copy: expected delay to be a positive multiple of 10"),
+        (["copy", "--length", "20"], "copy: expected no setting length, because the task's own are: delay."),
+        (["addition", "--length", "-2"], "addition: expected length to be a positive even number"),
+        (["copy", "--trials", "0"], "expected trials to be a whole number >= 1, got 0."),
+        (["copy", "--hidden", "-4"], "expected hidden to be a whole number >= 1, got -4."),
+        (["copy", "--steps", "0"], "expected steps to be a whole number >= 1, got 0."),
+        (["copy", "--delays", "1,x"], "expected --delays to be a number or a list such as 1,2,4, got '1,x'."),
+        (["copy", "--periods", "3"], "MIST.__init__() got an unexpected keyword argument 'periods'"),
+        (["copy", "--group-size", "0"], "expected group_size >= 1, got 0."),
+        (["copy", "--device", "abacus"], "expected device auto, cpu or cuda, got 'abacus'."),
+        (["pmnist"], "pmnist: expected a data folder; give it with --data DIR, or get the files with: mist data mnist"),
+        (["smnist", "--data", "nowhere"], "missing. Get it with: mist data mnist --dir nowhere"),
+    ],
+)
+def test_bad_input_is_one_message_and_status_two(
+    mist: Mist, tmp_path: Path, arguments: list[str], expected: str
+) -> None:
+    status, out, err = mist("sweep", *arguments, "--out", tmp_path / "study")
+    assert status == 2
+    assert err.startswith("mist: ")
+    assert expected in err
+    assert "Traceback" not in out + err
+    assert not (tmp_path / "study" / "study.json").exists()
+
+
+def test_number_that_is_none_and_missing_out_have_status_two(mist: Mist, tmp_path: Path) -> None:
+    assert mist("sweep", "copy", "--trials", "many", "--out", tmp_path)[0] == 2
+    assert mist("sweep", "copy")[0] == 2
+
+
+def test_folder_that_cannot_be_written_is_named(mist: Mist, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    status, _, err = mist("sweep", "copy", *SMALL, "--out", tmp_path / "file" / "study")
+    assert status == 2
+    assert f"cannot write to the folder {tmp_path}/file/study: Not a directory." in err
+
+
+def test_tasks_layers_and_version_are_listed(mist: Mist) -> None:
+    out = mist("tasks")[1]
+    for word in ("copy", "addition", "smnist", "pmnist", "--delay", "--length", "--last-pixels", "100,000", "15,000"):
+        assert word in out
+    out = mist("layers")[1]
+    for word in ("mist", "narx", "clockwork", "rnn", "lstm", "gru", "a learned mixture"):
+        assert word in out
+    assert mist("--version")[1] == f"mistrnn {__version__}\n"
+
+
+def test_data_mnist_names_a_wrong_file(mist: Mist, tmp_path: Path) -> None:
+    status, _, err = mist("data", "mnist", "--dir", write_mnist(tmp_path))
+    assert status == 2
+    assert "expected SHA-256 440fcabf73cc…" in err
+
+
+def test_data_mnist_names_the_mirror_that_fails(mist: Mist, tmp_path: Path) -> None:
+    status, _, err = mist("data", "mnist", "--dir", tmp_path, "--mirror", "http://127.0.0.1:9/")
+    assert status == 2
+    assert "http://127.0.0.1:9/train-images-idx3-ubyte.gz" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_packages_are_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    importing = builtins.__import__
+
+    def without_typer(name: str, *rest: Any) -> Any:
+        if name == "mistrnn.cli":
+            raise ModuleNotFoundError("No module named 'typer'", name="typer")
+        return importing(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without_typer)
+    with pytest.raises(SystemExit, match=r"the command needs typer, .* pip install 'mistrnn\[experiments\]'"):
+        __main__.main()
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "mistrnn", "sweep", "copy", *SMALL, "--steps", "100000", "--trials", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*command, "--out", str(folder)], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    deadline = time.monotonic() + 60
+    while not (folder / "study.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(1.0)
+    return process
+
+
+def test_ctrl_c_saves_and_leaves_with_one_line_and_a_second_process_is_refused(mist: Mist, tmp_path: Path) -> None:
+    process = start(tmp_path)
+    status, _, err = mist("sweep", "copy", *SMALL, "--steps", "100000", "--trials", "2", "--out", tmp_path)
+    assert status == 2
+    assert f"is in use by another process (process {process.pid})" in err
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out.splitlines()[-1] == f"stopped; saved in {tmp_path}. The same command goes on from here."
+    assert "Traceback" not in out
+    assert (tmp_path / "checkpoint.safetensors").exists()
