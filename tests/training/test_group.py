@@ -213,3 +213,31 @@ def test_sweep_on_the_gpu_equals_the_cpu(task: Task) -> None:
     )
     for trial in (0, 1, 2):
         assert violations(of_trial(gpu, trial), of_trial(cpu, trial), of_trial(exact, trial)) == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("settings", [{}, {"truncate": 5}, {"optimizer": "adam"}, {"precision": "bf16"}], ids=str)
+def test_recorded_step_equals_the_plain_one_on_the_gpu(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    task, device = make_task("copy", {"delay": 10}).to("cuda"), torch.device("cuda")
+    chosen = study(**{"precision": "fp64", "validate_every": 5, **settings})
+    recorded = trained(chosen, task, [0, 1, 2], device)
+    assert recorded._captured is not None
+    monkeypatch.setattr("mistrnn.training.group.Captured", lambda function, *arguments: function)
+    plain = trained(chosen, task, [0, 1, 2], device)
+    tolerance = 1e-2 if chosen.precision == "bf16" else 1e-10
+    for trial in (0, 1, 2):
+        close(of_trial(recorded, trial), of_trial(plain, trial), tolerance)
+
+
+@pytest.mark.gpu
+def test_recording_is_renewed_when_a_trial_is_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = Study.learning_rate_of
+    monkeypatch.setattr(Study, "learning_rate_of", lambda self, trial: 1e308 if trial == 8 else drawn(self, trial))
+    task, device = make_task("copy", {"delay": 10}).to("cuda"), torch.device("cuda")
+    chosen = study(validate_every=5)
+    group = trained(chosen, task, [7, 8, 9], device)
+    assert [group.records[k].trial for k in group.running] == [7, 9]
+    for trial in (7, 9):
+        close(of_trial(group, trial), of_trial(trained(chosen, task, [trial], device), trial))

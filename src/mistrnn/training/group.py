@@ -13,10 +13,12 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
 from mistrnn.tasks import Split, Task
+from mistrnn.training.capture import Captured
 from mistrnn.training.optimizers import Optimizer, Tensors, clip, schedule_factor
 from mistrnn.training.study import Study
 
-EVALUATION_BATCH = 100
+EVALUATION_BATCH = {"cpu": 100, "cuda": 500}
+"""Sequences at a time in validation and test, by device."""
 
 
 @dataclass
@@ -51,6 +53,8 @@ class Group:
         self._diverged_at = torch.zeros(len(trials), dtype=torch.int64, device=device)  # 0: not yet
         self._loss_steps = 0
         self._order: Tensor | None = None
+        self._captured: Captured | None = None
+        """On a GPU, the gradients as a recording; it knows the stacked parameters by their place in memory."""
         self._epoch = -1
 
     @property
@@ -62,8 +66,7 @@ class Group:
         """Take one optimisation step with every running trial; return whether it ended in a validation."""
         study = self.study
         inputs, targets = self.task.batch("train", self._next_index(), study.dtype)  # [E, T, B, I], [E, (T,) B]
-        gradients, losses = self._gradients(inputs, targets)
-        clipped, norms = clip(gradients)
+        clipped, norms, losses = self._clipped_gradients(inputs, targets)
         self.step += 1
         rate = self._rates * schedule_factor(study.schedule, self.step, study.total_steps)
         self.optimizer.update(self.parameters, clipped, rate, self.step)
@@ -87,7 +90,8 @@ class Group:
             return self.task.errors(scores, targets)
 
         with torch.no_grad(), self._autocast():
-            for index in torch.split(torch.arange(self.task.sizes[split], device=self.device), EVALUATION_BATCH):
+            everything = torch.arange(self.task.sizes[split], device=self.device)
+            for index in torch.split(everything, EVALUATION_BATCH[self.device.type]):
                 inputs, targets = self.task.batch(split, index, self.study.dtype)
                 batch_total = vmap(errors, in_dims=(0, None, None))(parameters, inputs, targets)
                 total = batch_total if total is None else total + batch_total
@@ -95,6 +99,20 @@ class Group:
         assert total is not None
         values: list[float] = (total / targets_seen).tolist()
         return values
+
+    def _clipped_gradients(self, inputs: Tensor, targets: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+        """Return each trial's clipped gradients, their norms [E] before, and the losses [E]."""
+
+        def compute(inputs: Tensor, targets: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+            gradients, losses = self._gradients(inputs, targets)
+            return *clip(gradients), losses
+
+        if self.device.type != "cuda":
+            return compute(inputs, targets)
+        if self._captured is None:
+            self._captured = Captured(compute, inputs, targets)
+        found: tuple[Tensors, Tensor, Tensor] = self._captured(inputs, targets)
+        return found
 
     def _gradients(self, inputs: Tensor, targets: Tensor) -> tuple[Tensors, Tensor]:
         """Return each trial's gradients and loss [E], by backpropagation through all steps or through chunks of them."""
@@ -169,7 +187,7 @@ class Group:
             for slot, values in self.optimizer.slots.items()
         }
         self._loss_sum, self._diverged_at = self._loss_sum[index], self._diverged_at[index]
-        self._rates, self._order = self._learning_rates(), None
+        self._rates, self._order, self._captured = self._learning_rates(), None, None
 
     def _learning_rates(self) -> Tensor:  # [E]
         rates = [self.study.learning_rate_of(self.records[k].trial) for k in self.running]
@@ -208,4 +226,4 @@ class Group:
         self.records = [
             Record(**{**values, "curve": [tuple(p) for p in values["curve"]]}) for values in rest["records"]
         ]
-        self._rates, self._order = self._learning_rates(), None
+        self._rates, self._order, self._captured = self._learning_rates(), None, None
