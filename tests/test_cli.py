@@ -97,11 +97,15 @@ def test_train_is_a_study_of_one_trial_with_its_learning_rate(mist: Mist, tmp_pa
 def test_permuted_mnist_runs_from_files(mist: Mist, tmp_path: Path) -> None:
     data = write_mnist(tmp_path / "data")
     options = ["--last-pixels", 30, "--layer", "clockwork", "--periods", "1,2,4", "--hidden", 9, "--batch-size", 10]
-    status, out, err = mist(
-        "sweep", "pmnist", "--data", data, *options, "--trials", 2, "--steps", 4, "--validate-every", 2, "--out", tmp_path / "s"
-    )  # fmt: skip
+    command = ["sweep", "pmnist", *options, "--trials", 2, "--steps", 4, "--validate-every", 2, "--out", tmp_path / "s"]
+    status, out, err = mist(*command, "--data", data)
     assert (status, err) == (0, "")
     assert "clockwork 9 on pmnist" in out
+    assert out.splitlines()[-1] == "The files are not the published MNIST."
+    other = write_mnist(tmp_path / "other", seed=1)
+    status, _, err = mist(*command, "--data", other)
+    assert status == 2
+    assert "data: " in err
 
 
 @pytest.mark.parametrize(
@@ -116,7 +120,16 @@ def test_permuted_mnist_runs_from_files(mist: Mist, tmp_path: Path) -> None:
         (["copy", "--hidden", "-4"], "expected hidden to be a whole number >= 1, got -4."),
         (["copy", "--steps", "0"], "expected steps to be a whole number >= 1, got 0."),
         (["copy", "--delays", "1,x"], "expected --delays to be a number or a list such as 1,2,4, got '1,x'."),
-        (["copy", "--periods", "3"], "MIST.__init__() got an unexpected keyword argument 'periods'"),
+        (["copy", "--periods", "3"], "mist: expected no periods, because they belong to clockwork."),
+        (
+            ["copy", "--layer", "lstm", "--delays", "3"],
+            "lstm: expected no delays, because they belong to mist and narx.",
+        ),
+        (["copy", "--seed", "99999999999999999999"], "expected seed between 0 and 2^31 - 1"),
+        (["copy", "--device", "mps"], "expected device auto, cpu or cuda, got 'mps'."),
+        (["copy", "--device", "cuda:99"], "expected a CUDA device for 'cuda:99', but torch"),
+        (["copy", "--delay", "100000000000"], "the data of copy would not fit into memory"),
+        (["copy", "--hidden", "1000000"], "a trial of mist with 1000000 units would not fit into memory"),
         (["copy", "--group-size", "0"], "expected group_size >= 1, got 0."),
         (["copy", "--device", "abacus"], "expected device auto, cpu or cuda, got 'abacus'."),
         (["pmnist"], "pmnist: expected a data folder; give it with --data DIR, or get the files with: mist data mnist"),
@@ -162,6 +175,17 @@ def test_data_mnist_names_a_wrong_file(mist: Mist, tmp_path: Path) -> None:
     assert "expected SHA-256 440fcabf73cc…" in err
 
 
+def test_folder_with_other_things_is_left_alone(mist: Mist, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    for name in ("film.part", "models/mine.py"):
+        (tmp_path / name).write_text("mine")
+    for extra in ([], ["--fresh"]):
+        status, _, err = mist("sweep", "copy", *SMALL, "--out", tmp_path, *extra)
+        assert status == 2
+        assert "holds other things than a study (film.part); use a new or an empty folder." in err
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["film.part", "mine.py", "models"]
+
+
 def test_data_mnist_names_the_mirror_that_fails(mist: Mist, tmp_path: Path) -> None:
     status, _, err = mist("data", "mnist", "--dir", tmp_path, "--mirror", "http://127.0.0.1:9/")
     assert status == 2
@@ -191,6 +215,7 @@ def start(folder: Path) -> subprocess.Popen[str]:
     deadline = time.monotonic() + 60
     while not (folder / "study.json").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
+    assert (folder / "study.json").exists()
     time.sleep(1.0)
     return process
 
@@ -205,4 +230,4 @@ def test_ctrl_c_saves_and_leaves_with_one_line_and_a_second_process_is_refused(m
     assert process.returncode == 130
     assert out.splitlines()[-1] == f"stopped; saved in {tmp_path}. The same command goes on from here."
     assert "Traceback" not in out
-    assert (tmp_path / "checkpoint.safetensors").exists()
+    assert (tmp_path / "checkpoint-000.safetensors").exists()

@@ -1,11 +1,11 @@
 """The `mist` command: data, studies, single models, the demo."""
 
 import contextlib
-import math
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +21,7 @@ from mistrnn.errors import UsageError
 from mistrnn.layers import LAYERS
 from mistrnn.tasks import TASKS
 from mistrnn.tasks._mnist_files import MIRRORS, get
-from mistrnn.training import Interrupted, Progress, Study, run_study, summarise
+from mistrnn.training import Interrupted, Progress, Study, run_study, study_task, summarise
 from mistrnn.training.study import OPTIMIZERS, PRECISIONS, SCHEDULES
 
 app = typer.Typer(
@@ -123,27 +123,8 @@ def sweep(
     fresh: Fresh = False,
 ) -> None:
     """Train many trials with random learning rates as one computation, and report the top 10% by validation."""
-    study = Study(
-        task=task,
-        layer=layer,
-        hidden=hidden,
-        trials=trials,
-        steps=steps,
-        seed=seed,
-        task_settings=_given(delay=delay, length=length, last_pixels=last_pixels),
-        layer_options=_layer_options(delays, periods, num_layers, layer_norm),
-        batch_size=batch_size,
-        optimizer=optimizer,
-        schedule=schedule,
-        weight_decay=weight_decay,
-        precision=precision,
-        truncate=truncate,
-        validate_every=validate_every,
-    )
-    rows = _run(study, out, data, device, group_size, fresh)
-    _print_trials(study, rows)
-    if any(row["status"] == "crashed" for row in rows):
-        raise typer.Exit(1)
+    given = locals()  # the flags, by their names
+    _run_and_print(_study(given), given)
 
 
 @app.command()
@@ -174,28 +155,8 @@ def train(
     fresh: Fresh = False,
 ) -> None:
     """Train one model with one learning rate: a study of one trial."""
-    study = Study(
-        task=task,
-        layer=layer,
-        hidden=hidden,
-        trials=1,
-        steps=steps,
-        seed=seed,
-        learning_rate=learning_rate,
-        task_settings=_given(delay=delay, length=length, last_pixels=last_pixels),
-        layer_options=_layer_options(delays, periods, num_layers, layer_norm),
-        batch_size=batch_size,
-        optimizer=optimizer,
-        schedule=schedule,
-        weight_decay=weight_decay,
-        precision=precision,
-        truncate=truncate,
-        validate_every=validate_every,
-    )
-    rows = _run(study, out, data, device, 1, fresh)
-    _print_trials(study, rows)
-    if any(row["status"] == "crashed" for row in rows):
-        raise typer.Exit(1)
+    given = {**locals(), "trials": 1, "group_size": None}
+    _run_and_print(_study(given), given)
 
 
 @app.command()
@@ -232,12 +193,8 @@ def demo(
 ) -> None:
     """Compare MIST, LSTM, RNN and Clockwork on a copy problem: a few trials each, minutes on 2 CPU cores."""
     started = time.monotonic()
-    with _stop_on_ctrl_c() as asked_to_stop, _show(STEPS) as show:
-        try:
-            rows, picture = run_demo(out, say=show.line, report=show.step, stop=lambda: bool(asked_to_stop))
-        except Interrupted:
-            show.line(f"stopped; saved in {out}. The same command goes on from here.")
-            raise typer.Exit(130) from None
+    with _watched(STEPS, out) as (show, stop):
+        rows, picture = run_demo(out, say=show.line, report=show.step, stop=stop)
     table = Table(
         "layer", "units", "parameters", "best val error", "its test error", "its learning rate", "trials that solved it",
         box=None, pad_edge=False,
@@ -261,43 +218,59 @@ def demo(
     )
 
 
-def _given(**settings: int | None) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if value is not None}
+def _study(given: dict[str, Any]) -> Study:
+    """Return the study that the flags of `sweep` or `train` describe."""
+    settings = {name: given[name] for name in ("delay", "length", "last_pixels") if given[name] is not None}
+    return Study(
+        **{field.name: given[field.name] for field in fields(Study) if field.name in given},
+        task_settings=settings,
+        layer_options=_layer_options(given),
+    )
 
 
-def _layer_options(delays: str | None, periods: str | None, num_layers: int, layer_norm: bool) -> dict[str, Any]:
+def _layer_options(given: dict[str, Any]) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
-    for name, text in (("delays", delays), ("periods", periods)):
-        if text is None:
+    for name in ("delays", "periods"):
+        if (text := given[name]) is None:
             continue
         try:
             values = [int(part) for part in text.split(",")]
         except ValueError:
             raise UsageError(f"expected --{name} to be a number or a list such as 1,2,4, got {text!r}.") from None
         chosen[name] = values if "," in text else values[0]
-    if num_layers != 1:
-        chosen["num_layers"] = num_layers
-    if layer_norm:
+    if given["num_layers"] != 1:
+        chosen["num_layers"] = given["num_layers"]
+    if given["layer_norm"]:
         chosen["layer_norm"] = True
     return chosen
 
 
-def _run(
-    study: Study, out: Path, data: Path | None, device: str, group_size: int | None, fresh: bool
-) -> list[dict[str, Any]]:
-    with _stop_on_ctrl_c() as asked_to_stop, _show(study.total_steps) as show:
+def _run_and_print(study: Study, given: dict[str, Any]) -> None:
+    """Run a study, print its trials, and leave with status 1 if some crashed."""
+    task = study_task(study, given["data"])
+    with _watched(study.total_steps, given["out"]) as (show, stop):
+        rows = run_study(
+            study,
+            given["out"],
+            device=given["device"],
+            fresh=given["fresh"],
+            group_size=given["group_size"],
+            report=show.step,
+            say=show.line,
+            stop=stop,
+            task=task,
+        )
+    _print_trials(study, rows, task.data_note)
+    if any(row["status"] == "crashed" for row in rows):
+        raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _watched(steps: int, out: Path) -> Iterator[tuple["_Shown", Callable[[], bool]]]:
+    """Show progress, and leave with status 130 and one line when Ctrl-C has stopped the study."""
+    with _stop_on_ctrl_c() as asked_to_stop, _show(steps) as show:
         try:
-            return run_study(
-                study,
-                out,
-                data=data,
-                device=device,
-                fresh=fresh,
-                group_size=group_size,
-                report=show.step,
-                say=show.line,
-                stop=lambda: bool(asked_to_stop),
-            )
+            yield show, lambda: bool(asked_to_stop)
         except Interrupted:
             show.line(f"stopped; saved in {out}. The same command goes on from here.")
             raise typer.Exit(130) from None
@@ -310,6 +283,7 @@ def _stop_on_ctrl_c() -> Iterator[list[int]]:
 
     def remember(number: int, _: object) -> None:
         asked.append(number)
+        print("stopping after this step (once more breaks off at once)", file=sys.stderr, flush=True)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     before = signal.signal(signal.SIGINT, remember)
@@ -333,10 +307,14 @@ class _Shown:
         if self._first is None or progress.step <= self._first[1]:
             self._first = (now, progress.step)  # a new group begins
             self._last_line = now
+            if self._bar is not None and self._task is not None:
+                self._bar.reset(self._task)
         elapsed, steps = now - self._first[0], progress.step - self._first[1]
         rate = steps / elapsed if elapsed > 0 else 0.0
         errors = " ".join(f"{error:.4f}" for error in progress.best_errors) or "none yet"
         trials = f"{progress.running} of {progress.trials} trials running, {progress.diverged} diverged"
+        if progress.trials < progress.all_trials:
+            trials += f", {progress.finished_trials} of {progress.all_trials} finished before"
         if self._bar is not None and self._task is not None:
             self._bar.update(
                 self._task,
@@ -346,10 +324,9 @@ class _Shown:
                 best=f"best errors {errors}",
             )
         elif now - self._last_line >= LINE_EVERY_SECONDS or progress.step == progress.steps:
-            left = (progress.steps - progress.step) / rate if rate else math.nan
+            pace = f", {rate:.1f} steps/s, {(progress.steps - progress.step) / rate:.0f} s left" if rate else ""
             print(
-                f"step {progress.step} of {progress.steps}, {rate:.1f} steps/s, {left:.0f} s left; {trials}; "
-                f"best errors {errors}",
+                f"step {progress.step} of {progress.steps}{pace}; {trials}; best errors {errors}",
                 flush=True,
             )
             self._last_line = now
@@ -378,7 +355,7 @@ def _show(steps: int) -> Iterator[_Shown]:
         yield _Shown(steps, bar)
 
 
-def _print_trials(study: Study, rows: list[dict[str, Any]]) -> None:
+def _print_trials(study: Study, rows: list[dict[str, Any]], data_note: str) -> None:
     """Every trial, best first, and the top 10%."""
     summary = summarise(rows)
     table = Table(
@@ -404,6 +381,8 @@ def _print_trials(study: Study, rows: list[dict[str, Any]]) -> None:
             f"log10 learning rate {rate:.2f} ± {rate_spread:.2f} (top {len(summary.top)} of {summary.trials} trials, "
             f"{summary.diverged} diverged)"
         )
+    if data_note:
+        print(data_note)
 
 
 def _number(value: float | None) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mistrnn.errors import UsageError
 from mistrnn.layers import LAYERS, match_parameters
 from mistrnn.report import Curves, draw_curves
 from mistrnn.tasks import make_task
@@ -43,6 +44,8 @@ def run_demo(
         with Store(folder / layer, study) as store:
             curves = store.curves()
         summary = summarise(trials)
+        if not summary.top:
+            raise UsageError(f"no trial of {name} came to a validation; see {folder / layer / 'trials.jsonl'}")
         best = trials[summary.top[0]]
         rows.append(
             {

@@ -174,6 +174,34 @@ def test_wrong_file_that_is_there_is_named_and_kept(folder: Path) -> None:
     assert (folder / IMAGES).read_bytes() == before
 
 
+def test_mirror_that_is_no_address_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"(?s)could not get .*notaurl/train-images.*unknown url type"):
+        _mnist_files.get(tmp_path / "new", ["notaurl"])
+
+
+def test_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / IMAGES).mkdir()
+    with pytest.raises(UsageError, match=f"{IMAGES}: Is a directory"):
+        _mnist_files.get(tmp_path)
+
+
+def test_file_without_images_is_named(folder: Path) -> None:
+    (folder / IMAGES).write_bytes(idx(torch.zeros(0, 28, 28, dtype=torch.uint8)))
+    with pytest.raises(UsageError, match=rf"{IMAGES}: expected something in it, got sizes \[0, 28, 28\]"):
+        make_task("smnist", data=folder)
+
+
+def test_too_few_images_to_validate_on_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="smnist: expected at least 10 training images, to validate on a tenth, got 9"):
+        make_task("smnist", data=write_mnist(tmp_path, train=9, test=3))
+
+
+def test_files_are_told_apart_and_from_the_published_ones(folder: Path, tmp_path: Path) -> None:
+    task, other = make_task("smnist", data=folder), make_task("smnist", data=write_mnist(tmp_path / "other", seed=1))
+    assert task.data_note == "The files are not the published MNIST."
+    assert task.data_identity == make_task("pmnist", data=folder).data_identity != other.data_identity
+
+
 def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"cannot use the folder .*file/inside"):

@@ -24,6 +24,12 @@ STUDY = Study(
     layer_options={"delays": 3},
 )
 
+if os.environ.get("MISTRNN_TEST_STUDY") == "hard":
+    # Longer, with Adam, truncation and a trial that is lost on the way.
+    STUDY = Study(**{**STUDY.as_dict(), "steps": 60, "optimizer": "adam", "truncate": 5})
+    drawn = Study.learning_rate_of
+    Study.learning_rate_of = lambda self, trial: 1e38 if trial == 1 else drawn(self, trial)
+
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)

@@ -35,11 +35,11 @@ def test_same_settings_open_again_and_others_are_refused_by_name(tmp_path: Path)
 def test_fresh_forgets_the_old_study(tmp_path: Path) -> None:
     with Store(tmp_path, STUDY) as store:
         store.finish([ROW], {0: [(5, 1.0, 0.1)]}, {0: {"w": torch.ones(2)}})
-        store.save_checkpoint({"a": torch.ones(1)}, {"step": 1})
+        store.save_checkpoint(0, {"a": torch.ones(1)}, {"step": 1})
     other = Study(task="copy", layer="lstm", hidden=8, trials=2, steps=9)
     with Store(tmp_path, other, fresh=True) as store:
         assert store.trials() == []
-        assert store.load_checkpoint() is None
+        assert store.load_checkpoint(0) is None
         assert store.curves()["step"].numel() == 0
         assert list((tmp_path / "models").iterdir()) == []
 
@@ -76,26 +76,23 @@ def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         Store(tmp_path / "file" / "study", STUDY)
 
 
-@pytest.mark.parametrize("call", ["write", "fsync"])
+@pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_full_disk_is_named_and_leaves_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     with Store(tmp_path, STUDY) as store:
-        store.save_checkpoint({"a": torch.ones(3)}, {"step": 1})
+        store.save_checkpoint(0, {"a": torch.ones(3)}, {"step": 1})
 
         def no_space(*_: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        if call == "fsync":
-            monkeypatch.setattr(os, "fsync", no_space)
-        else:
-            monkeypatch.setattr(os, "replace", no_space)
+        monkeypatch.setattr(os, call, no_space)
         with pytest.raises(
-            UsageError, match=r"checkpoint.safetensors: the disk is full. What was written before is intact"
+            UsageError, match=r"checkpoint-000.safetensors: the disk is full. What was written before is intact"
         ):
-            store.save_checkpoint({"a": torch.zeros(3)}, {"step": 2})
+            store.save_checkpoint(0, {"a": torch.zeros(3)}, {"step": 2})
         monkeypatch.undo()
-        checkpoint = store.load_checkpoint()
+        checkpoint = store.load_checkpoint(0)
     assert checkpoint is not None
     assert checkpoint[1] == {"step": 1}
     assert checkpoint[0]["a"].tolist() == [1, 1, 1]
@@ -107,19 +104,19 @@ def test_real_full_device_is_named(tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     with Store(tmp_path, STUDY) as store:
-        (tmp_path / "checkpoint.safetensors.part").symlink_to("/dev/full")
+        (tmp_path / "checkpoint-000.safetensors.part").symlink_to("/dev/full")
         with pytest.raises(UsageError, match="the disk is full"):
-            store.save_checkpoint({"a": torch.zeros(3)}, {"step": 2})
-        assert store.load_checkpoint() is None
+            store.save_checkpoint(0, {"a": torch.zeros(3)}, {"step": 2})
+        assert store.load_checkpoint(0) is None
 
 
 def test_leftovers_of_a_killed_write_are_removed(tmp_path: Path) -> None:
     with Store(tmp_path, STUDY):
         pass
-    (tmp_path / "checkpoint.safetensors.part").write_bytes(b"half")
+    (tmp_path / "checkpoint-000.safetensors.part").write_bytes(b"half")
     (tmp_path / "models" / "trial-000.safetensors.part").write_bytes(b"half")
     with Store(tmp_path, STUDY) as store:
-        assert store.load_checkpoint() is None
+        assert store.load_checkpoint(0) is None
     assert not list(tmp_path.rglob("*.part"))
 
 
@@ -130,7 +127,10 @@ def test_leftovers_of_a_killed_write_are_removed(tmp_path: Path) -> None:
         ("study.json", "[]", "study.json: expected a JSON object, got list"),
         ("study.json", json.dumps({"format": 99}), "study.json: expected a study of format 1, got 99"),
         ("trials.jsonl", "{\n", "trials.jsonl: not a list of trials"),
-        ("checkpoint.safetensors", "garbage", "checkpoint.safetensors: not a checkpoint"),
+        ("trials.jsonl", "5\n", "trials.jsonl, line 1: expected a trial with its status"),
+        ("curves.safetensors", "garbage", "curves.safetensors: not readable"),
+        ("groups.json", '{"group_size": 0}', "groups.json: expected a group_size >= 1, got 0"),
+        ("checkpoint-000.safetensors", "garbage", "checkpoint-000.safetensors: not a checkpoint"),
     ],
 )
 def test_damaged_files_are_named(tmp_path: Path, name: str, content: str, expected: str) -> None:
@@ -141,7 +141,9 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, content: str, expect
     def read() -> None:
         with Store(tmp_path, STUDY) as store:
             store.trials()
-            store.load_checkpoint()
+            store.curves()
+            store.group_size()
+            store.load_checkpoint(0)
 
     with pytest.raises(UsageError, match=expected):
         read()
@@ -149,5 +151,39 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, content: str, expect
 
 def test_trials_without_settings_are_refused(tmp_path: Path) -> None:
     (tmp_path / "trials.jsonl").write_text("")
-    with pytest.raises(UsageError, match=r"holds trials but no study.json"):
+    with pytest.raises(UsageError, match=r"holds other things than a study \(trials.jsonl\)"):
         Store(tmp_path, STUDY)
+
+
+def test_other_data_is_refused_by_name(tmp_path: Path) -> None:
+    with Store(tmp_path, STUDY, "abc"):
+        pass
+    with pytest.raises(UsageError, match="data: 'abc' there, 'xyz' here"):
+        Store(tmp_path, STUDY, "xyz")
+
+
+def test_only_the_studys_own_files_are_removed(tmp_path: Path) -> None:
+    with Store(tmp_path, STUDY) as store:
+        store.finish([ROW], {}, {0: {"w": torch.ones(2)}})
+    for name in ("notes.txt", "film.part", "models/mine.py"):
+        (tmp_path / name).write_text("mine")
+    with Store(tmp_path, STUDY, fresh=True) as store:
+        assert store.trials() == []
+    assert (tmp_path / "notes.txt").exists()
+    assert (tmp_path / "film.part").exists()
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["mine.py"]
+
+
+def test_group_size_is_remembered(tmp_path: Path) -> None:
+    with Store(tmp_path, STUDY) as store:
+        assert store.group_size() is None
+        store.set_group_size(7)
+    with Store(tmp_path, STUDY) as store:
+        assert store.group_size() == 7
+
+
+def test_study_says_what_made_it(tmp_path: Path) -> None:
+    with Store(tmp_path, STUDY):
+        about = json.loads((tmp_path / "study.json").read_text())["about"]
+    assert about["torch"] == torch.__version__
+    assert about["began"].startswith("20")

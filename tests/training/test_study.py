@@ -1,5 +1,6 @@
 """A study's settings, and what follows from (seed, trial)."""
 
+import json
 import math
 from typing import Any
 
@@ -72,7 +73,8 @@ def test_steps_and_interval_default_to_the_tasks() -> None:
         ({"batch_size": 0}, "expected batch_size to be a whole number >= 1, got 0."),
         ({"truncate": 0}, "expected truncate to be a whole number >= 1, got 0."),
         ({"validate_every": -1}, "expected validate_every to be a whole number >= 1, got -1."),
-        ({"seed": -1}, "expected seed >= 0, got -1."),
+        ({"seed": -1}, "expected seed between 0 and 2^31 - 1, got -1."),
+        ({"seed": 2**31}, "expected seed between 0 and 2^31 - 1, got 2147483648."),
         ({"optimizer": "sdg"}, "expected optimizer among sgd, adam, adamw, got 'sdg'."),
         ({"schedule": "step"}, "expected schedule among constant, cosine, got 'step'."),
         ({"precision": "fp8"}, "expected precision among fp32, bf16, fp64, got 'fp8'."),
@@ -81,7 +83,7 @@ def test_steps_and_interval_default_to_the_tasks() -> None:
         ({"weight_decay": -1.0}, "expected weight_decay >= 0, got -1.0."),
         ({"layer": "clockwork", "hidden": 9}, "Clockwork: expected hidden_size to be a multiple of 8"),
         ({"layer_options": {"delays": [0]}}, "MIST: expected delays >= 1, because they count steps, got 0 in [0]."),
-        ({"layer_options": {"periods": 3}}, "MIST.__init__() got an unexpected keyword argument 'periods'"),
+        ({"layer_options": {"periods": 3}}, "mist: expected no periods, because they belong to clockwork."),
         ({"layer_options": {"zoneout": 0.1}}, "expected no zoneout in a study, because its trials must not depend"),
     ],
 )
@@ -89,6 +91,11 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], expecte
     with pytest.raises(UsageError) as caught:
         study(**settings)
     assert str(caught.value).startswith(expected)
+
+
+def test_settings_survive_json_as_they_are() -> None:
+    chosen = study(layer_options={"delays": (1, 2, 4)})
+    assert chosen.differences(json.loads(json.dumps(chosen.as_dict()))) == []
 
 
 def test_differences_name_what_was_set_otherwise() -> None:

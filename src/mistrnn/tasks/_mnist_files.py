@@ -2,10 +2,10 @@
 
 import gzip
 import hashlib
+import http.client
 import math
 import os
 import struct
-import tempfile
 import urllib.error
 import urllib.request
 import zlib
@@ -45,7 +45,7 @@ def get(
     for name, checksum in checksums.items():
         path = folder / name
         if path.exists():
-            found = hashlib.sha256(path.read_bytes()).hexdigest()
+            found = _checksum(path)
             if found != checksum:
                 raise UsageError(
                     f"{path}: expected SHA-256 {checksum[:12]}…, got {found[:12]}…. The file is truncated, corrupted or "
@@ -64,7 +64,7 @@ def _download(path: Path, name: str, checksum: str, mirrors: Sequence[str]) -> N
         try:
             with urllib.request.urlopen(url, timeout=60) as response:
                 content = response.read()
-        except (urllib.error.URLError, OSError) as error:
+        except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
             problems.append(f"{url}: {getattr(error, 'reason', error)}")
             continue
         found = hashlib.sha256(content).hexdigest()
@@ -83,15 +83,27 @@ def _download(path: Path, name: str, checksum: str, mirrors: Sequence[str]) -> N
 
 def _write(path: Path, content: bytes) -> None:
     """Write the whole file or nothing."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+        temporary.write_bytes(content)
         os.replace(temporary, path)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}.") from error
     finally:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
+
+
+def identity(folder: Path) -> tuple[str, bool]:
+    """Return a digest of the four files, and whether they are the published ones."""
+    found = {name: _checksum(folder / name) for name in CHECKSUMS}
+    return hashlib.sha256("".join(found.values()).encode()).hexdigest()[:16], found == CHECKSUMS
+
+
+def _checksum(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}.") from error
 
 
 def read(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -142,4 +154,6 @@ def _read_idx(path: Path, dimensions: int) -> Tensor:
     expected = header + math.prod(sizes)
     if len(content) != expected:
         raise UsageError(f"{path}: expected {expected} bytes for sizes {list(sizes)}, got {len(content)}: truncated?")
+    if 0 in sizes:
+        raise UsageError(f"{path}: expected something in it, got sizes {list(sizes)}.")
     return torch.frombuffer(bytearray(content[header:]), dtype=torch.uint8).reshape(sizes)

@@ -41,7 +41,7 @@ def make_task(name: str, settings: dict[str, Any] | None = None, *, seed: int = 
         return made
     if data is None:
         raise UsageError(
-            f"{name}: expected a data folder; give it with --data DIR, or get the files with: mist data mnist --dir DIR"
+            f"{name}: expected a data folder; give it with --data DIR, or get the files with: {kind.data_command}"
         )
     read: Task = kind(data=data, **settings, seed=seed)
     return read

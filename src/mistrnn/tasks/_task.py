@@ -24,7 +24,9 @@ class Task(ABC):
     settings: ClassVar[dict[str, str]] = {}
     """The task's own settings, which are flags of the command, and what they mean."""
     needs_data: ClassVar[bool] = False
-    """Whether there are files to read; the command that gets them is `mist data <name>`."""
+    """Whether there are files to read."""
+    data_command: ClassVar[str] = ""
+    """The command that gets them."""
     every_step: ClassVar[bool]
     """Whether every step has a target, or only the last."""
     default_steps: ClassVar[int]
@@ -39,6 +41,10 @@ class Task(ABC):
     """T, the length of the sequences."""
     sizes: dict[Split, int]
     """How many sequences each split has."""
+    data_identity: str | None = None
+    """What tells the files that were read from others; None for data that is made from the seed."""
+    data_note: str = ""
+    """What a reader of results must know about the data, if it is not the published set."""
     trivial_error: float
     """The test error of the best constant output."""
 

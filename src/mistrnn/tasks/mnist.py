@@ -24,6 +24,7 @@ class SequentialMNIST(Task):
     name = "smnist"
     summary = "classify MNIST digits pixel by pixel (58,000 / 2,000 / 10,000 images)"
     needs_data = True
+    data_command = "mist data mnist --dir DIR"
     every_step = False
     default_steps = 15_000
     validation_interval = 150
@@ -31,6 +32,13 @@ class SequentialMNIST(Task):
 
     def __init__(self, data: Path, last_pixels: int | None = None, seed: int = 0) -> None:
         train_images, train_labels, test_images, test_labels = _mnist_files.read(data)
+        self.data_identity, published = _mnist_files.identity(data)
+        if not published:
+            self.data_note = "The files are not the published MNIST."
+        if len(train_images) < 10:
+            raise UsageError(
+                f"{self.name}: expected at least 10 training images, to validate on a tenth, got {len(train_images)}."
+            )
         pixels = train_images[0].numel()
         if last_pixels is not None and not 1 <= last_pixels <= pixels:
             raise UsageError(f"{self.name}: expected last_pixels between 1 and {pixels}, got {last_pixels}.")

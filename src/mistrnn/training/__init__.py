@@ -2,6 +2,6 @@
 
 from mistrnn.training.model import Model
 from mistrnn.training.study import Study
-from mistrnn.training.sweep import Interrupted, Progress, Summary, run_study, summarise
+from mistrnn.training.sweep import Interrupted, Progress, Summary, run_study, study_task, summarise
 
-__all__ = ["Interrupted", "Model", "Progress", "Study", "Summary", "run_study", "summarise"]
+__all__ = ["Interrupted", "Model", "Progress", "Study", "Summary", "run_study", "study_task", "summarise"]

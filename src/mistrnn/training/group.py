@@ -18,7 +18,12 @@ from mistrnn.training.optimizers import Optimizer, Tensors, clip, schedule_facto
 from mistrnn.training.study import Study
 
 EVALUATION_BATCH = {"cpu": 100, "cuda": 500}
-"""Sequences at a time in validation and test, by device."""
+"""Sequences at a time in validation and test, at least, by device."""
+
+
+def evaluation_batch(study: Study, device: torch.device) -> int:
+    """Return how many sequences are evaluated at a time."""
+    return max(study.batch_size, EVALUATION_BATCH[device.type])
 
 
 @dataclass
@@ -81,23 +86,28 @@ class Group:
         return True
 
     def evaluate(self, parameters: Tensors, split: Split) -> list[float]:
-        """Return the error of each stacked model on a whole split."""
-        total: Tensor | None = None
+        """Return the error of each stacked model on a whole split; truncation bounds the memory here, too."""
+        every_step, chunk = self.task.every_step, self.study.truncate or self.task.steps
+        totals: list[Tensor] = []
         targets_seen = 0
 
-        def errors(parameters: Tensors, inputs: Tensor, targets: Tensor) -> Tensor:
-            scores, _ = functional_call(self.model, parameters, (inputs,))
-            return self.task.errors(scores, targets)
+        def errors(parameters: Tensors, state: Any, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Any]:
+            scores, state = functional_call(self.model, parameters, (inputs, state))
+            return self.task.errors(scores, targets), state
 
         with torch.no_grad(), self._autocast():
             everything = torch.arange(self.task.sizes[split], device=self.device)
-            for index in torch.split(everything, EVALUATION_BATCH[self.device.type]):
+            for index in torch.split(everything, evaluation_batch(self.study, self.device)):
                 inputs, targets = self.task.batch(split, index, self.study.dtype)
-                batch_total = vmap(errors, in_dims=(0, None, None))(parameters, inputs, targets)
-                total = batch_total if total is None else total + batch_total
                 targets_seen += targets.numel()
-        assert total is not None
-        values: list[float] = (total / targets_seen).tolist()
+                state: Any = None
+                for begin in range(0, self.task.steps, chunk):
+                    wanted = targets[begin : begin + chunk] if every_step else targets
+                    dims = (0, None if state is None else 0, None, None)
+                    found, state = vmap(errors, in_dims=dims)(parameters, state, inputs[begin : begin + chunk], wanted)
+                    if every_step or begin + chunk >= self.task.steps:
+                        totals.append(found)
+        values: list[float] = (torch.stack(totals).sum(0) / targets_seen).tolist()
         return values
 
     def _clipped_gradients(self, inputs: Tensor, targets: Tensor) -> tuple[Tensors, Tensor, Tensor]:
@@ -205,11 +215,15 @@ class Group:
         for slot, values in self.optimizer.slots.items():
             tensors |= {f"{slot}/{name}": value for name, value in values.items()}
         tensors |= {"loss_sum": self._loss_sum, "diverged_at": self._diverged_at}
+        points = [(k, *point) for k, record in enumerate(self.records) for point in record.curve]
+        tensors["curves"] = torch.tensor(points, dtype=torch.float64).reshape(-1, 4)  # record, step, loss, error
         rest = {
             "step": self.step,
             "loss_steps": self._loss_steps,
             "running": self.running,
-            "records": [vars(record) for record in self.records],
+            "records": [
+                {name: value for name, value in vars(record).items() if name != "curve"} for record in self.records
+            ],
         }
         return {name: value.contiguous().cpu() for name, value in tensors.items()}, rest
 
@@ -223,7 +237,7 @@ class Group:
         }
         self._loss_sum, self._diverged_at = tensors["loss_sum"], tensors["diverged_at"]
         self.step, self._loss_steps, self.running = rest["step"], rest["loss_steps"], rest["running"]
-        self.records = [
-            Record(**{**values, "curve": [tuple(p) for p in values["curve"]]}) for values in rest["records"]
-        ]
+        self.records = [Record(**values) for values in rest["records"]]
+        for k, step, loss, error in tensors["curves"].tolist():
+            self.records[int(k)].curve.append((int(step), loss, error))
         self._rates, self._order, self._captured = self._learning_rates(), None, None

@@ -1,4 +1,4 @@
-"""How many trials fit into memory at once."""
+"""How many trials fit into memory at once, and whether an error says that they did not."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mistrnn.tasks import Task
+from mistrnn.training.group import evaluation_batch
 from mistrnn.training.study import Study
 
 SAFE_SHARE = 0.6
@@ -14,23 +15,43 @@ SAFE_SHARE = 0.6
 STEP_FACTOR = 4
 """A vmapped step was measured to take 1.8 (NARX) to 5 times (GRU) what autograd keeps for a single model."""
 
+EVALUATION_FACTOR = 6
+"""Validation keeps the states of all steps, as a list and stacked, and what the newest steps are made of."""
+
+
+class OutOfMemory(Exception):  # noqa: N818
+    """A group took more memory than there is."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on a GPU or on the CPU (where torch raises a plain RuntimeError)."""
+    text = str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError | OverflowError) or (
+        isinstance(error, RuntimeError) and ("allocate memory" in text or "Storage size calculation overflowed" in text)
+    )
+
 
 def trials_that_fit(study: Study, task: Task, device: torch.device) -> int:
     """Return how many trials can be expected to train at once on the device; at least one."""
-    return max(1, int(SAFE_SHARE * free_memory(device) / bytes_per_trial(study, task)))
+    return max(1, int(SAFE_SHARE * free_memory(device) / bytes_per_trial(study, task, device)))
 
 
-def bytes_per_trial(study: Study, task: Task) -> int:
-    """Return what the backward pass of one trial keeps, and its parameters with all that is kept beside them.
+def bytes_per_trial(study: Study, task: Task, device: torch.device) -> int:
+    """Return what one trial takes: its parameters with all that is kept beside them, and a step or a validation.
 
-    Measured on one and two sequences, because what is kept is linear in the batch.
+    What the backward pass keeps is measured on one and two sequences, because it is linear in the batch.
     """
     one, two = (_bytes_kept(study, task, batch) for batch in (1, 2))
-    kept = one + (two - one) * (study.batch_size - 1)
+    step = STEP_FACTOR * (one + (two - one) * (study.batch_size - 1))
+    width = study.dtype.itemsize * (study.hidden + task.input_size + task.output_size)
+    validation = EVALUATION_FACTOR * _steps_at_once(study, task) * evaluation_batch(study, device) * width
     parameters = sum(value.numel() * value.element_size() for value in study.initial_parameters(0, task).values())
-    return (
-        STEP_FACTOR * kept + 6 * parameters
-    )  # parameters, gradients, their clipped form, two slots of the optimiser, the best
+    # Parameters, gradients, their clipped form, two slots of the optimiser, the best.
+    return max(step, validation) + 6 * parameters
+
+
+def _steps_at_once(study: Study, task: Task) -> int:
+    return min(task.steps, study.truncate or task.steps)
 
 
 def _bytes_kept(study: Study, task: Task, batch: int) -> int:
@@ -43,7 +64,7 @@ def _bytes_kept(study: Study, task: Task, batch: int) -> int:
         storages[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    steps = min(task.steps, study.truncate or task.steps)
+    steps = _steps_at_once(study, task)
     inputs = torch.zeros(steps, batch, task.input_size, dtype=study.dtype)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         scores, _ = model(inputs)
@@ -54,7 +75,9 @@ def _bytes_kept(study: Study, task: Task, batch: int) -> int:
 def free_memory(device: torch.device) -> int:
     """Return the bytes that are free on the device, as far as it tells."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        # What torch holds in reserve is free for it, though the device counts it as used.
+        reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + reserve
     free = 2**33  # where nothing tells, be careful
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():

@@ -7,11 +7,14 @@ models/trial-000.safetensors   each trial's parameters at its best validation
 checkpoint.safetensors  the group of trials that is running, to resume from
 """
 
+import contextlib
 import errno
 import fcntl
 import json
 import os
-import shutil
+import platform
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,70 +23,97 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from mistrnn import __version__
 from mistrnn.errors import UsageError
 from mistrnn.training.study import Study
 
 FORMAT = 1
+OWN_FILES = re.compile(r"study\.json|trials\.jsonl|curves\.safetensors|groups\.json|checkpoint-\d+\.safetensors")
+OWN_MODELS = re.compile(r"trial-\d+\.safetensors")
 
 
 class Store:
     """The folder of one study, held by one process at a time; use it as a context manager."""
 
-    def __init__(self, folder: Path, study: Study, *, fresh: bool = False) -> None:
+    def __init__(self, folder: Path, study: Study, data_identity: str | None = None, *, fresh: bool = False) -> None:
         self.folder = folder
         try:
+            self._refuse_foreign_folder()
             (folder / "models").mkdir(parents=True, exist_ok=True)
-            self._lock = open(folder / "lock", "a+")  # noqa: SIM115 (closed in __exit__)
+            self._lock = open(folder / "lock", "a+")  # noqa: SIM115 (closed in _let_go)
         except OSError as error:
             raise UsageError(f"cannot write to the folder {folder}: {error.strerror}.") from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.seek(0)
-            owner = self._lock.read().strip()
-            self._lock.close()
-            raise UsageError(
-                f"{folder} is in use by another process ({owner}); wait for it or use another folder."
-            ) from None
-        try:
-            self._lock.truncate(0)
-            self._lock.write(f"process {os.getpid()}")
-            self._lock.flush()
-            if fresh:
-                self._clear()
-            self._settle(study)
+            self._take_lock()
+            self._remove(half_written_only=not fresh)
+            self._settle(study, data_identity)
+        except OSError as error:
+            self._let_go()
+            raise UsageError(f"cannot write to the folder {folder}: {error.strerror}.") from error
         except BaseException:
-            self._lock.close()
+            self._let_go()
             raise
 
     def __enter__(self) -> "Store":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._lock.close()
+        self._let_go()
 
-    def _clear(self) -> None:
-        for name in ("study.json", "trials.jsonl", "curves.safetensors", "checkpoint.safetensors"):
-            (self.folder / name).unlink(missing_ok=True)
-        shutil.rmtree(self.folder / "models", ignore_errors=True)
-        (self.folder / "models").mkdir()
+    def _let_go(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk may refuse even the last bytes of the lock file
+            self._lock.close()
 
-    def _settle(self, study: Study) -> None:
+    def _refuse_foreign_folder(self) -> None:
+        """Nothing is written into, or removed from, a folder that holds other things than a study."""
+        if not self.folder.is_dir() or (self.folder / "study.json").exists():
+            return
+        foreign = sorted({path.name for path in self.folder.iterdir()} - {"lock", "models", "study.json.part"})
+        if foreign:
+            raise UsageError(
+                f"{self.folder} holds other things than a study ({', '.join(foreign[:3])}); use a new or an empty folder."
+            )
+
+    def _take_lock(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.seek(0)
+            owner = self._lock.read().strip()
+            raise UsageError(
+                f"{self.folder} is in use by another process ({owner}); wait for it or use another folder."
+            ) from None
+        self._lock.truncate(0)
+        self._lock.write(f"process {os.getpid()}")
+        self._lock.flush()
+
+    def _remove(self, *, half_written_only: bool) -> None:
+        """Remove what a killed write left behind, or the whole study; only files that are the study's own."""
+        for place, pattern in ((self.folder, OWN_FILES), (self.folder / "models", OWN_MODELS)):
+            for path in place.iterdir():
+                name = path.name.removesuffix(".part")
+                if pattern.fullmatch(name) and (path.name != name or not half_written_only):
+                    path.unlink()
+
+    def _settle(self, study: Study, data_identity: str | None) -> None:
         """Write the settings, or make sure that they are those of the study that is there."""
         path = self.folder / "study.json"
-        for leftover in self.folder.rglob("*.part"):
-            leftover.unlink()
         if not path.exists():
-            if any((self.folder / name).exists() for name in ("trials.jsonl", "checkpoint.safetensors")):
-                raise UsageError(
-                    f"{self.folder} holds trials but no study.json; use another folder, or --fresh to start over."
-                )
-            self.write_json("study.json", {"format": FORMAT, "settings": study.as_dict(), "torch": torch.__version__})
+            about = {"mistrnn": __version__, "torch": torch.__version__, "python": platform.python_version()}
+            about |= {
+                "machine": platform.machine(),
+                "system": platform.system(),
+                "began": time.strftime("%Y-%m-%d %H:%M:%S%z"),
+            }
+            settings = {"format": FORMAT, "settings": study.as_dict(), "data": data_identity, "about": about}
+            self._write("study.json", (json.dumps(settings, indent=2) + "\n").encode())
             return
         stored = self._read_json(path)
         if stored.get("format") != FORMAT or not isinstance(stored.get("settings"), dict):
             raise UsageError(f"{path}: expected a study of format {FORMAT}, got {stored.get('format')!r}.")
-        differences = study.differences(json.loads(json.dumps(stored["settings"])))
+        differences = study.differences(stored["settings"])
+        if stored.get("data") != data_identity:
+            differences.append(f"data: {stored.get('data')!r} there, {data_identity!r} here")
         if differences:
             raise UsageError(
                 f"{self.folder} holds another study; what differs:\n  "
@@ -91,15 +121,33 @@ class Store:
                 + "\nUse another folder, or --fresh to start over."
             )
 
+    def group_size(self) -> int | None:
+        """Return how many trials of this study train at once, if that has been decided."""
+        path = self.folder / "groups.json"
+        if not path.exists():
+            return None
+        size = self._read_json(path).get("group_size")
+        if not isinstance(size, int) or size < 1:
+            raise UsageError(f"{path}: expected a group_size >= 1, got {size!r}.")
+        return size
+
+    def set_group_size(self, size: int) -> None:
+        """Decide how many trials train at once."""
+        self._write("groups.json", json.dumps({"group_size": size}).encode())
+
     def trials(self) -> list[dict[str, Any]]:
         """Return the finished trials."""
         path = self.folder / "trials.jsonl"
         if not path.exists():
             return []
         try:
-            return [json.loads(line) for line in path.read_text().splitlines()]
+            rows = [json.loads(line) for line in path.read_text().splitlines()]
         except ValueError as error:
             raise UsageError(f"{path}: not a list of trials ({error}).") from error
+        for number, row in enumerate(rows, start=1):
+            if not isinstance(row, dict) or not {"trial", "status"} <= row.keys():
+                raise UsageError(f"{path}, line {number}: expected a trial with its status.")
+        return rows
 
     def curves(self) -> dict[str, Tensor]:
         """Return the learning curves of the finished trials as columns."""
@@ -107,7 +155,10 @@ class Store:
         if not path.exists():
             empty = torch.zeros(0, dtype=torch.int64)
             return {"trial": empty, "step": empty, "train_loss": empty.double(), "val_error": empty.double()}
-        return load_file(path)
+        try:
+            return load_file(path)
+        except safetensors.SafetensorError as error:
+            raise UsageError(f"{path}: not readable ({error}).") from error
 
     def finish(
         self,
@@ -134,15 +185,18 @@ class Store:
         merged = {row["trial"]: row for row in self.trials()} | {row["trial"]: row for row in rows}
         lines = [json.dumps(merged[trial]) + "\n" for trial in sorted(merged)]
         self._write("trials.jsonl", "".join(lines).encode())
-        (self.folder / "checkpoint.safetensors").unlink(missing_ok=True)
 
-    def save_checkpoint(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
-        """Replace the checkpoint of the running group."""
-        self._write("checkpoint.safetensors", save(tensors, metadata={"group": json.dumps(rest)}))
+    def save_checkpoint(self, first: int, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
+        """Replace the checkpoint of the group that begins with this trial."""
+        self._write(f"checkpoint-{first:03}.safetensors", save(tensors, metadata={"group": json.dumps(rest)}))
 
-    def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Return the checkpoint of a group that was running, if there is one."""
-        path = self.folder / "checkpoint.safetensors"
+    def drop_checkpoint(self, first: int) -> None:
+        """Remove the checkpoint of a finished group."""
+        (self.folder / f"checkpoint-{first:03}.safetensors").unlink(missing_ok=True)
+
+    def load_checkpoint(self, first: int) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Return the checkpoint of the group that begins with this trial, if there is one."""
+        path = self.folder / f"checkpoint-{first:03}.safetensors"
         if not path.exists():
             return None
         try:
@@ -151,10 +205,6 @@ class Store:
                 return {name: file.get_tensor(name) for name in file.keys()}, rest  # noqa: SIM118 (no iterator)
         except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
             raise UsageError(f"{path}: not a checkpoint ({error}); remove it to start its trials again.") from error
-
-    def write_json(self, name: str, content: dict[str, Any]) -> None:
-        """Replace a JSON file."""
-        self._write(name, (json.dumps(content, indent=2) + "\n").encode())
 
     def _read_json(self, path: Path) -> dict[str, Any]:
         try:

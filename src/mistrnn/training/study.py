@@ -4,6 +4,7 @@ Everything about trial k (its learning rate, its weights, the order of its data)
 """
 
 import hashlib
+import json
 import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -23,6 +24,10 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float6
 
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -4.0, 1.0
 """Learning rates are 10^U(-4, 1)."""
+
+
+OWN_OPTIONS = {"delays": ("mist", "narx"), "periods": ("clockwork",)}
+"""Arguments that only some layers have."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +68,8 @@ class Study:
             self._at_least_one(name)
         if self.truncate is not None:
             self._at_least_one("truncate")
-        if self.seed < 0:
-            raise UsageError(f"expected seed >= 0, got {self.seed}.")
+        if not 0 <= self.seed < 2**31:
+            raise UsageError(f"expected seed between 0 and 2^31 - 1, got {self.seed}.")
         for name, known in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES), ("precision", tuple(PRECISIONS))):
             if getattr(self, name) not in known:
                 raise UsageError(f"expected {name} among {', '.join(known)}, got {getattr(self, name)!r}.")
@@ -72,6 +77,9 @@ class Study:
             raise UsageError(f"expected learning_rate > 0, got {self.learning_rate}.")
         if not 0 <= self.weight_decay < math.inf:
             raise UsageError(f"expected weight_decay >= 0, got {self.weight_decay}.")
+        for option, owners in OWN_OPTIONS.items():
+            if option in self.layer_options and self.layer not in owners:
+                raise UsageError(f"{self.layer}: expected no {option}, because they belong to {' and '.join(owners)}.")
         random = [name for name in ("zoneout", "recurrent_dropout", "dropout") if self.layer_options.get(name)]
         if random:
             raise UsageError(
@@ -79,7 +87,7 @@ class Study:
             )
         try:
             layer_class(self.layer)(1, self.hidden, **{**self.layer_options, "device": "meta"})
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RuntimeError) as error:
             raise UsageError(str(error)) from error
 
     def _at_least_one(self, name: str) -> None:
@@ -106,7 +114,8 @@ class Study:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as JSON can hold them."""
-        return asdict(self)
+        settings: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return settings
 
     def differences(self, other: dict[str, Any]) -> list[str]:
         """Return what is set differently elsewhere, as `name: there, here`."""

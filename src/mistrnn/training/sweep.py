@@ -1,9 +1,10 @@
 """A study from its settings to its results: groups of trials, checkpoints, test errors, the top 10%."""
 
+import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from mistrnn.errors import UsageError
 from mistrnn.tasks import Task, make_task
 from mistrnn.training.group import Group
-from mistrnn.training.memory import trials_that_fit
+from mistrnn.training.memory import OutOfMemory, out_of_memory, trials_that_fit
 from mistrnn.training.store import Store
 from mistrnn.training.study import Study
 
@@ -22,6 +23,10 @@ TOP_SHARE = 0.1
 
 class Interrupted(Exception):  # noqa: N818 (nothing went wrong)
     """The study was asked to stop, and did, with a checkpoint written."""
+
+
+class ComputationFailed(Exception):  # noqa: N818 (it carries the error)
+    """Something broke inside the computation of a group: no fault of the caller's, perhaps not of other groups."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class Progress:
     best_errors: tuple[float, ...]
     """The lowest validation errors so far, best first."""
     finished_trials: int
+    """Trials of the study that earlier groups have finished."""
     all_trials: int
 
 
@@ -50,6 +56,16 @@ class Summary:
     log10_learning_rate: tuple[float, float]
     diverged: int
     crashed: int
+
+
+@dataclass(frozen=True)
+class Watch:
+    """How the caller follows a study."""
+
+    report: Callable[[Progress], None]
+    say: Callable[[str], None]
+    stop: Callable[[], bool]
+    checkpoint_seconds: float
 
 
 def run_study(
@@ -74,7 +90,7 @@ def run_study(
         folder: where everything is kept; the same call again resumes.
         data: the folder of a task's files.
         device: cpu, cuda, cuda:1, … or auto: a GPU if there is one.
-        fresh: forget what is in the folder.
+        fresh: forget the study that is in the folder.
         group_size: how many trials train at once; as many as memory holds if left out.
         only: run only these trials.
         checkpoint_seconds: how often the running group is saved.
@@ -89,39 +105,51 @@ def run_study(
     unknown = [trial for trial in only or [] if not 0 <= trial < study.trials]
     if unknown:
         raise UsageError(f"expected trials between 0 and {study.trials - 1}, got {unknown}.")
-    task = (task or make_task(study.task, study.task_settings, seed=study.seed, data=data)).to(place)
+    task = (task or study_task(study, data)).to(place)
+    with _memory_named(f"a trial of {study.layer} with {study.hidden} units"):
+        study.initial_parameters(0, task)
     if study.batch_size > task.sizes["train"]:
         raise UsageError(f"expected batch_size <= {task.sizes['train']}, the training set, got {study.batch_size}.")
-    with Store(folder, study, fresh=fresh) as store:
+    watch = Watch(report, say, stop, checkpoint_seconds)
+    with Store(folder, study, task.data_identity, fresh=fresh) as store:
         wanted = list(range(study.trials)) if only is None else sorted(set(only))
         crashed: set[int] = set()
         while True:
             complete = {row["trial"] for row in store.trials() if row["status"] != "crashed"} | crashed
-            checkpoint = store.load_checkpoint()
+            missing = [trial for trial in wanted if trial not in complete]
+            if not missing:
+                return store.trials()
+            size = _settled_group_size(study, task, place, store, group_size, len(missing), say)
+            trials, checkpoint = missing[:size], store.load_checkpoint(missing[0])
             if checkpoint is not None:
-                trials = [record["trial"] for record in checkpoint[1]["records"]]
-            else:
-                trials = [trial for trial in wanted if trial not in complete]
-                if not trials:
-                    return store.trials()
-                size = group_size or trials_that_fit(study, task, place)
-                if size < len(trials):
-                    say(f"{len(trials)} trials do not fit into memory at once: running them in groups of {size}")
-                trials = trials[:size]
+                saved = [record["trial"] for record in checkpoint[1]["records"]]
+                if len(saved) <= size and set(saved) <= set(missing):
+                    trials = saved
+                    say(f"going on with trials {saved[0]} to {saved[-1]} from step {checkpoint[1]['step']}")
+                else:
+                    checkpoint = None  # of a larger group than is wanted now
             try:
-                run_group(study, task, trials, place, store, checkpoint, checkpoint_seconds, report, stop)
-            except torch.OutOfMemoryError as error:
-                raise UsageError(
-                    f"{len(trials)} trials do not fit into the memory of {place}; run fewer at once with --group-size."
-                ) from error
-            except (UsageError, Interrupted):
-                raise
-            except Exception as error:
-                # Not the caller's fault and perhaps not the other trials': say so, go on, and try again next time.
-                reason = f"{type(error).__name__}: {error}"
-                say(f"trials {trials[0]} to {trials[-1]} crashed: {reason}")
-                store.finish([_crashed(study, trial, reason) for trial in trials], {}, {})
+                run_group(study, task, trials, place, store, checkpoint, watch)
+            except OutOfMemory as error:
+                if len(trials) == 1:
+                    raise UsageError(f"one trial does not fit into the memory of {place}: {error}") from error
+                group_size = len(trials) // 2
+                say(
+                    f"{len(trials)} trials did not fit into the memory of {place}: going on with groups of {group_size}"
+                )
+                store.set_group_size(group_size)
+            except ComputationFailed as error:
+                say(f"trials {trials[0]} to {trials[-1]} crashed: {error}. The same command tries them again.")
+                store.finish([_crashed(study, trial, str(error), len(trials), place) for trial in trials], {}, {})
                 crashed |= set(trials)
+            if place.type == "cuda":
+                torch.cuda.empty_cache()
+
+
+def study_task(study: Study, data: Path | None = None) -> Task:
+    """Return the task of a study, on the CPU."""
+    with _memory_named(f"the data of {study.task}"):
+        return make_task(study.task, study.task_settings, seed=study.seed, data=data)
 
 
 def run_group(
@@ -131,13 +159,12 @@ def run_group(
     device: torch.device,
     store: Store,
     checkpoint: tuple[dict[str, torch.Tensor], dict[str, Any]] | None,
-    checkpoint_seconds: float,
-    report: Callable[[Progress], None],
-    stop: Callable[[], bool],
+    watch: Watch,
 ) -> None:
     """Train some trials to the end, from their checkpoint if there is one, and add them to the store."""
     started = time.monotonic()
-    group = Group(study, task, trials, device)
+    with _failures_named():
+        group = Group(study, task, trials, device)
     seconds_before = 0.0
     if checkpoint is not None:
         group.restore(*checkpoint)
@@ -149,19 +176,21 @@ def run_group(
 
     def save() -> None:
         tensors, rest = group.snapshot()
-        store.save_checkpoint(tensors, {**rest, "seconds": seconds()})
+        store.save_checkpoint(trials[0], tensors, {**rest, "seconds": seconds()})
 
     saved = time.monotonic()
     while not group.done:
-        group.advance()
-        report(_progress(study, group, finished_before))
-        if stop():
+        with _failures_named():
+            group.advance()
+        watch.report(_progress(study, group, finished_before))
+        if watch.stop():
             save()
             raise Interrupted
-        if time.monotonic() - saved >= checkpoint_seconds:
+        if time.monotonic() - saved >= watch.checkpoint_seconds:
             save()
             saved = time.monotonic()
-    tested = group.evaluate(group.best, "test")
+    with _failures_named():
+        tested = group.evaluate(group.best, "test")
     model = study.model(task, device="meta")
     rows = []
     for record, test_error in zip(group.records, tested, strict=True):
@@ -188,17 +217,7 @@ def run_group(
         if record.best_step is not None
     }
     store.finish(rows, {record.trial: record.curve for record in group.records}, models)
-
-
-def _crashed(study: Study, trial: int, reason: str) -> dict[str, Any]:
-    unknown = ("val_error", "test_error", "best_step", "steps", "parameters", "seconds")
-    return {
-        "trial": trial,
-        "status": "crashed",
-        "learning_rate": study.learning_rate_of(trial),
-        **dict.fromkeys(unknown),
-        "error": reason,
-    }
+    store.drop_checkpoint(trials[0])
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> Summary:
@@ -229,11 +248,69 @@ def choose_device(device: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         place = torch.device(device)
-    except RuntimeError as error:
-        raise UsageError(f"expected device auto, cpu or cuda, got {device!r}.") from error
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"expected a CUDA device for {device!r}, but torch {torch.__version__} sees none here.")
+    except RuntimeError:
+        place = torch.device("meta")
+    if place.type not in ("cpu", "cuda"):
+        raise UsageError(f"expected device auto, cpu or cuda, got {device!r}.")
+    seen = torch.cuda.device_count()
+    if place.type == "cuda" and (place.index or 0) >= seen:
+        raise UsageError(f"expected a CUDA device for {device!r}, but torch {torch.__version__} sees {seen} here.")
     return place
+
+
+def _settled_group_size(
+    study: Study,
+    task: Task,
+    device: torch.device,
+    store: Store,
+    asked: int | None,
+    missing: int,
+    say: Callable[[str], None],
+) -> int:
+    """Return how many trials train at once: decided once for a study, so that a resumed one runs the same groups."""
+    settled = store.group_size()
+    if settled is None or (asked is not None and asked != settled):
+        with _memory_named(f"a trial of {study.layer} with {study.hidden} units"):
+            settled = asked or trials_that_fit(study, task, device)
+        if settled < missing:
+            reason = "" if asked else " do not fit into memory at once: they"
+            say(f"{missing} trials{reason} run in groups of {settled}")
+        store.set_group_size(settled)
+    return settled
+
+
+@contextlib.contextmanager
+def _failures_named() -> Iterator[None]:
+    """Tell a computation that breaks apart from one that runs out of memory."""
+    try:
+        yield
+    except Exception as error:
+        if out_of_memory(error):
+            raise OutOfMemory(str(error)) from error
+        raise ComputationFailed(f"{type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def _memory_named(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, MemoryError, OverflowError) as error:
+        if out_of_memory(error):
+            raise UsageError(f"{what} would not fit into memory ({error}).") from error
+        raise
+
+
+def _crashed(study: Study, trial: int, reason: str, group: int, device: torch.device) -> dict[str, Any]:
+    unknown = ("val_error", "test_error", "best_step", "steps", "parameters", "seconds")
+    return {
+        "trial": trial,
+        "status": "crashed",
+        "learning_rate": study.learning_rate_of(trial),
+        **dict.fromkeys(unknown),
+        "group": group,
+        "device": _device_name(device),
+        "error": reason,
+    }
 
 
 def _progress(study: Study, group: Group, finished: int) -> Progress:
