@@ -1,10 +1,11 @@
 """A study's folder. Every write is atomic: a kill, a crash or a full disk leaves the last complete file.
 
-study.json              settings and versions
-trials.jsonl            one line per finished trial
-curves.safetensors      learning curves, as columns: trial, step, train_loss, val_error
+study.json                     settings, data and versions
+groups.json                    how many trials train at once
+trials.jsonl                   one line per finished trial
+curves.safetensors             learning curves, as columns: trial, step, train_loss, val_error
 models/trial-000.safetensors   each trial's parameters at its best validation
-checkpoint.safetensors  the group of trials that is running, to resume from
+checkpoint-000.safetensors     a group that is running or has crashed, by its first trial, to resume from
 """
 
 import contextlib
@@ -28,6 +29,7 @@ from mistrnn.errors import UsageError
 from mistrnn.training.study import Study
 
 FORMAT = 1
+COLUMNS = ("trial", "step", "train_loss", "val_error")
 OWN_FILES = re.compile(r"study\.json|trials\.jsonl|curves\.safetensors|groups\.json|checkpoint-\d+\.safetensors")
 OWN_MODELS = re.compile(r"trial-\d+\.safetensors")
 
@@ -231,6 +233,3 @@ class Store:
             raise UsageError(
                 f"cannot write {path}: {reason}. What was written before is intact; the same command resumes from there."
             ) from error
-
-
-COLUMNS = ("trial", "step", "train_loss", "val_error")
