@@ -29,8 +29,9 @@ types: .venv/ready
 contracts: .venv/ready
 	$(BIN)/lint-imports
 
-# The versions come from constraints.txt; a newer pyproject.toml or constraints.txt updates the environment.
-.venv/ready: pyproject.toml constraints.txt
+# The versions come from constraints.txt; whatever is newer than the environment updates it: settings or compiled code.
+COMPILED := hatch_build.py $(wildcard src/mistrnn/kernels/cpp/*.h src/mistrnn/kernels/cpp/*.cpp src/mistrnn/layers/*/cpu.h)
+.venv/ready: pyproject.toml constraints.txt $(COMPILED)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@

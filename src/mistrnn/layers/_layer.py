@@ -5,23 +5,23 @@ T time, B batch, I input, H hidden, G rows of pre-activations, M memory (the lon
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, overload
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.rnn import PackedSequence
 
-from mistrnn.layers import _checks
-from mistrnn.layers._recurrence import Step, Zoneout, linear, run
+from mistrnn.kernels import cpu
+from mistrnn.layers import _checks, _forms
+from mistrnn.layers._forms import FORMS, Form, Run, Weights
+from mistrnn.layers._recurrence import Step, Zoneout, linear
 from mistrnn.layers._state import State, StateForm
 from mistrnn.layers._stream import Stream
 from mistrnn.layers._timeline import Timeline
-
-Weights = Mapping[str, Tensor]
-"""The parameters of one layer in one direction by short name: weight_ih, weight_hh and, if any, bias, gain."""
 
 
 class RecurrentLayer(nn.Module, ABC):
@@ -49,6 +49,9 @@ class RecurrentLayer(nn.Module, ABC):
     """Whether the step needs to know how long ago its sequence began."""
     keeps_history: ClassVar[bool] = False
     """Whether the state shows its last M steps as an axis of its own."""
+    fused_name: ClassVar[str | None] = None
+    """The registered operator of the layer's compiled loop; None if it has only the plain form."""
+    _form: Form = "auto"
 
     def __init__(
         self,
@@ -97,6 +100,21 @@ class RecurrentLayer(nn.Module, ABC):
                     parameter = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
                     self.register_parameter(short + _suffix(layer, direction), parameter)
         self.reset_parameters()
+
+    @property
+    def form(self) -> Form:
+        """How the layer computes: "fused" (the compiled loop), "plain" (`reference.py`), or "auto".
+
+        "auto" takes the fused form where there is one for the device and the dtype. "fused" is an error where it cannot
+        serve, never a silent fallback. Second derivatives and forward mode are taken from the plain form by themselves.
+        """
+        return self._form
+
+    @form.setter
+    def form(self, form: Form) -> None:
+        if form not in FORMS:
+            raise ValueError(f"{type(self).__name__}: expected form to be one of {', '.join(FORMS)}, got {form!r}.")
+        self._form = form
 
     @property
     def directions(self) -> int:
@@ -263,7 +281,7 @@ class RecurrentLayer(nn.Module, ABC):
         """Run the stack on x [T, B, I] from the unpacked state of each layer and direction, and return the same."""
         finals: list[tuple[Tensor, ...]] = []
         # Autocast may hand on low-precision input; a product that is to be shortened shortens it again without loss.
-        x = timeline.clear_padding(x).to(weights[0]["weight_hh"].dtype)
+        x = x.to(weights[0]["weight_hh"].dtype)
         for layer in range(self.num_layers):
             if layer > 0 and self.dropout:
                 x = F.dropout(x, self.dropout, self.training)
@@ -280,27 +298,45 @@ class RecurrentLayer(nn.Module, ABC):
         self, weights: Weights, direction: int, x: Tensor, part: tuple[Tensor, ...], timeline: Timeline
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Run one layer in one direction; part is its [M, B, H] per component, and the clock [B] if it has one."""
-        if direction == 0:
-            return self._run_one_way(weights, x, part, timeline)
-        output, final = self._run_one_way(weights, timeline.flip(x), part, timeline.reversed())
-        return timeline.flip(output), final
-
-    def _run_one_way(
-        self, weights: Weights, x: Tensor, part: tuple[Tensor, ...], timeline: Timeline
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         initial, clock = (part[:-1], part[-1]) if self.has_clock else (part, None)
-        states = run(
-            self._step(weights, self._draw_dropout(timeline, x)),
-            self._project(x, weights),
-            initial,
-            age=timeline.ages(timeline.full(self._memory())) if timeline.reset is not None else None,
-            clock=timeline.ages(clock) if clock is not None else None,
-            zoneout=self._draw_zoneout(timeline, x),
-        )
-        final = tuple(timeline.last(before, inside) for before, inside in zip(initial, states, strict=True))
+        dropout, zoneout = self._draw_dropout(timeline, x), self._draw_zoneout(timeline, x)
+        given = Run(weights, x, initial, clock, timeline, dropout, zoneout, reverse=direction == 1)
+        if self._takes_fused(weights["weight_hh"], [x, *initial, *weights.values()]):
+            assert self.fused_name is not None
+            output, final = _forms.fused(self.fused_name, self._delays(), given)
+        else:
+            output, final = _forms.plain(self._step(weights, dropout), self._project, given)
         if clock is not None:
-            final += (timeline.elapsed(clock),)
-        return timeline.clear_padding(states[0]), final
+            final += ((timeline.reversed() if direction else timeline).elapsed(clock),)
+        return output, final
+
+    def _takes_fused(self, like: Tensor, inputs: Sequence[Tensor]) -> bool:
+        """Whether to run the fused form, with parameters like this one; an error if it is wanted and cannot be."""
+        if self._form == "plain":
+            return False
+        reason = self._why_not_fused(like)
+        if reason is None:
+            # Forward mode (tangents) goes through the plain form; compiled code is never traced with tangents.
+            return torch.compiler.is_compiling() or not any(_has_tangent(tensor) for tensor in inputs)
+        if self._form == "fused":
+            raise RuntimeError(
+                f'{type(self).__name__}: expected the fused form to serve, because form="fused", but {reason}.'
+            )
+        if self.fused_name is not None and like.device.type == "cpu" and not torch.compiler.is_compiling():
+            _tell_once(f"{type(self).__name__} runs in its plain form, which is slower: {reason}.")
+        return False
+
+    def _why_not_fused(self, like: Tensor) -> str | None:
+        """Return why there is no fused form for parameters like this one; None if there is."""
+        if self.fused_name is None:
+            return "this layer has only the plain form"
+        if like.device.type != "cpu":
+            return f"it runs on the CPU, and the parameters are on {like.device}"
+        return _why_not_on_cpu(self.fused_name, like.dtype)
+
+    def _delays(self) -> Sequence[int]:
+        """Return the numbers that the fused form is given: delays or periods."""
+        return ()
 
     def _all_weights(self) -> list[Weights]:
         """Return the parameters of every layer and direction, each read once (a parametrisation computes them)."""
@@ -368,6 +404,24 @@ class RecurrentLayer(nn.Module, ABC):
     def _extra_arguments(self) -> list[str]:
         """Return the layer's own arguments for the repr, as `name=value`."""
         return []
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _why_not_on_cpu(cell: str, dtype: torch.dtype) -> str | None:
+    return cpu.unavailable(cell, dtype)
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    return forward_ad.unpack_dual(tensor).tangent is not None
+
+
+_told: set[str] = set()
+
+
+def _tell_once(text: str) -> None:
+    if text not in _told:
+        _told.add(text)
+        warnings.warn(text, stacklevel=2)
 
 
 def _suffix(layer: int, direction: int) -> str:

@@ -5,7 +5,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from mistrnn.layers._layer import RecurrentLayer, Weights
+from mistrnn.layers._forms import Weights
+from mistrnn.layers._layer import RecurrentLayer
 
 
 class TorchTwin(RecurrentLayer):

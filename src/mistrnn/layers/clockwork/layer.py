@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mistrnn.layers import _checks
-from mistrnn.layers._layer import RecurrentLayer, Weights
+from mistrnn.layers import _checks, _forms
+from mistrnn.layers._forms import Weights
+from mistrnn.layers._layer import RecurrentLayer
 from mistrnn.layers._recurrence import Step
 from mistrnn.layers.clockwork.reference import clockwork, periods_of_units, severed
 
@@ -31,6 +32,7 @@ class Clockwork(RecurrentLayer):
     """
 
     has_clock = True
+    fused_name = "clockwork"
 
     def __init__(
         self,
@@ -93,7 +95,17 @@ class Clockwork(RecurrentLayer):
         return super().parameter_count() - self.num_layers * self.directions * severed_blocks * group**2
 
     def _step(self, weights: Weights, dropout: Tensor | None) -> Step:
-        return clockwork(weights["weight_hh"], weights.get("bias"), weights.get("gain"), dropout, self.periods)
+        return _reference(weights, dropout, self.periods)
+
+    def _delays(self) -> Sequence[int]:
+        return self.periods
 
     def _extra_arguments(self) -> list[str]:
         return [f"periods={list(self.periods)}"]
+
+
+def _reference(weights: Weights, dropout: Tensor | None, periods: Sequence[int]) -> Step:
+    return clockwork(weights["weight_hh"], weights.get("bias"), weights.get("gain"), dropout, tuple(periods))
+
+
+_forms.register("clockwork", _reference)

@@ -1,8 +1,11 @@
 """GRU as a module."""
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
-from mistrnn.layers._layer import Weights
+from mistrnn.layers import _forms
+from mistrnn.layers._forms import Weights
 from mistrnn.layers._recurrence import Step
 from mistrnn.layers._torch_twin import TorchTwin
 from mistrnn.layers.gru.reference import gru
@@ -23,6 +26,7 @@ class GRU(TorchTwin):
     """
 
     torch_class = nn.GRU
+    fused_name = "gru"
 
     def _row_blocks(self) -> list[int]:
         return [self.hidden_size] * 3
@@ -34,7 +38,7 @@ class GRU(TorchTwin):
         return shapes
 
     def _step(self, weights: Weights, dropout: Tensor | None) -> Step:
-        return gru(weights["weight_hh"], weights.get("bias"), weights.get("bias_hn"), weights.get("gain"), dropout)
+        return _reference(weights, dropout)
 
     @staticmethod
     def _biases_from_torch(ours: Weights, bias_ih: Tensor, bias_hh: Tensor) -> None:
@@ -49,3 +53,10 @@ class GRU(TorchTwin):
         bias_ih.copy_(ours["bias"])
         bias_hh.zero_()
         bias_hh[2 * hidden :] = ours["bias_hn"]
+
+
+def _reference(weights: Weights, dropout: Tensor | None, _: Sequence[int] = ()) -> Step:
+    return gru(weights["weight_hh"], weights.get("bias"), weights.get("bias_hn"), weights.get("gain"), dropout)
+
+
+_forms.register("gru", _reference)

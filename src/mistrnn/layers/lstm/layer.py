@@ -1,8 +1,11 @@
 """LSTM as a module."""
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
-from mistrnn.layers._layer import Weights
+from mistrnn.layers import _forms
+from mistrnn.layers._forms import Weights
 from mistrnn.layers._recurrence import Step
 from mistrnn.layers._torch_twin import TorchTwin
 from mistrnn.layers.lstm.reference import lstm
@@ -23,6 +26,7 @@ class LSTM(TorchTwin):
     """
 
     torch_class = nn.LSTM
+    fused_name = "lstm"
     state_components = ("h", "c")
 
     def _row_blocks(self) -> list[int]:
@@ -35,4 +39,11 @@ class LSTM(TorchTwin):
         return value
 
     def _step(self, weights: Weights, dropout: Tensor | None) -> Step:
-        return lstm(weights["weight_hh"], weights.get("bias"), weights.get("gain"), dropout)
+        return _reference(weights, dropout)
+
+
+def _reference(weights: Weights, dropout: Tensor | None, _: Sequence[int] = ()) -> Step:
+    return lstm(weights["weight_hh"], weights.get("bias"), weights.get("gain"), dropout)
+
+
+_forms.register("lstm", _reference)

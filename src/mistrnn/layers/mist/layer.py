@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mistrnn.layers import _checks
-from mistrnn.layers._layer import RecurrentLayer, Weights
+from mistrnn.layers import _checks, _forms
+from mistrnn.layers._forms import Weights
+from mistrnn.layers._layer import RecurrentLayer
 from mistrnn.layers._recurrence import Step
 from mistrnn.layers.mist.reference import mist
 
@@ -31,6 +32,7 @@ class MIST(RecurrentLayer):
     """
 
     keeps_history = True
+    fused_name = "mist"
 
     def __init__(
         self,
@@ -72,7 +74,17 @@ class MIST(RecurrentLayer):
         return max(self.delays)
 
     def _step(self, weights: Weights, dropout: Tensor | None) -> Step:
-        return mist(weights["weight_hh"], weights.get("bias"), weights.get("gain"), dropout, self.delays)
+        return _reference(weights, dropout, self.delays)
+
+    def _delays(self) -> Sequence[int]:
+        return self.delays
 
     def _extra_arguments(self) -> list[str]:
         return [f"delays={list(self.delays)}"]
+
+
+def _reference(weights: Weights, dropout: Tensor | None, delays: Sequence[int]) -> Step:
+    return mist(weights["weight_hh"], weights.get("bias"), weights.get("gain"), dropout, tuple(delays))
+
+
+_forms.register("mist", _reference)

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mistrnn.layers import _checks
-from mistrnn.layers._layer import RecurrentLayer, Weights
+from mistrnn.layers import _checks, _forms
+from mistrnn.layers._forms import Weights
+from mistrnn.layers._layer import RecurrentLayer
 from mistrnn.layers._recurrence import Step
 from mistrnn.layers.narx.reference import narx
 
@@ -29,6 +30,7 @@ class NARX(RecurrentLayer):
     """
 
     keeps_history = True
+    fused_name = "narx"
 
     def __init__(
         self,
@@ -75,7 +77,17 @@ class NARX(RecurrentLayer):
         return shapes
 
     def _step(self, weights: Weights, dropout: Tensor | None) -> Step:
-        return narx(weights["weight_hh"], weights.get("bias"), weights.get("gain"), dropout, self.delays)
+        return _reference(weights, dropout, self.delays)
+
+    def _delays(self) -> Sequence[int]:
+        return self.delays
 
     def _extra_arguments(self) -> list[str]:
         return [f"delays={list(self.delays)}"]
+
+
+def _reference(weights: Weights, dropout: Tensor | None, delays: Sequence[int]) -> Step:
+    return narx(weights["weight_hh"], weights.get("bias"), weights.get("gain"), dropout, tuple(delays))
+
+
+_forms.register("narx", _reference)

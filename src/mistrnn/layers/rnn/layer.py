@@ -1,8 +1,11 @@
 """The simple RNN as a module."""
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
-from mistrnn.layers._layer import Weights
+from mistrnn.layers import _forms
+from mistrnn.layers._forms import Weights
 from mistrnn.layers._recurrence import Step
 from mistrnn.layers._torch_twin import TorchTwin
 from mistrnn.layers.rnn.reference import rnn
@@ -22,9 +25,17 @@ class RNN(TorchTwin):
     """
 
     torch_class = nn.RNN
+    fused_name = "rnn"
 
     def _row_blocks(self) -> list[int]:
         return [self.hidden_size]
 
     def _step(self, weights: Weights, dropout: Tensor | None) -> Step:
-        return rnn(weights["weight_hh"], weights.get("bias"), weights.get("gain"), dropout)
+        return _reference(weights, dropout)
+
+
+def _reference(weights: Weights, dropout: Tensor | None, _: Sequence[int] = ()) -> Step:
+    return rnn(weights["weight_hh"], weights.get("bias"), weights.get("gain"), dropout)
+
+
+_forms.register("rnn", _reference)

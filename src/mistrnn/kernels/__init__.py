@@ -1,0 +1,1 @@
+"""What every fused form shares: finding the compiled code, calling it, and registering it with torch."""

@@ -1,0 +1,94 @@
+"""The compiled library of the fused CPU forms: where it lies, what it takes, how it is loaded."""
+
+import ctypes
+import sys
+from functools import cache
+from pathlib import Path
+
+PATH = Path(__file__).parent / "cpp" / ("libmistrnn.dylib" if sys.platform == "darwin" else "libmistrnn.so")
+
+INSTRUCTION_SETS = ("base", "avx2", "avx512")
+"""What the library is compiled for on x86, slowest first; the best that the machine has is used."""
+
+_INT, _POINTER, _DOUBLE = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
+
+
+def _named(kind: type, *names: str) -> list[tuple[str, type]]:
+    return [(name, kind) for name in names]
+
+
+class Call(ctypes.Structure):
+    """`struct Call` of kernels/cpp/call.h, field by field; see there for the meanings."""
+
+    _fields_ = (
+        *_named(_INT, "cell", "is_double", "threads"),
+        *_named(_INT, "E", "T", "B", "I", "H", "M", "D", "S"),
+        *_named(_POINTER, "delays"),
+        *_named(_INT, "layer_norm", "reverse", "save"),
+        *_named(_DOUBLE, "zoneout"),
+        *_named(_POINTER, "x", "weight_ih", "weight_hh", "bias", "bias_hn", "gain"),
+        *_named(_INT, "x_trial", "x_time", "x_sequence"),
+        *_named(_INT, "weight_ih_trial", "weight_hh_trial", "bias_trial", "bias_hn_trial", "gain_trial"),
+        *_named(_POINTER, "initial_h", "initial_c"),
+        *_named(_INT, "initial_h_trial", "initial_c_trial"),
+        *_named(_POINTER, "clock", "lengths"),
+        *_named(_INT, "clock_trial", "lengths_trial"),
+        *_named(_POINTER, "reset", "keep_h", "keep_c"),
+        *_named(_INT, "reset_trial", "keep_h_trial", "keep_c_trial"),
+        *_named(_POINTER, "dropout"),
+        *_named(_INT, "dropout_trial"),
+        *_named(_POINTER, "output", "final_h", "final_c", "saved"),
+        *_named(_POINTER, "d_output", "d_final_h", "d_final_c"),
+        *_named(_INT, "d_output_trial", "d_output_time", "d_output_sequence", "d_output_unit"),
+        *_named(_INT, "d_final_h_trial", "d_final_c_trial"),
+        *_named(_POINTER, "d_x", "d_weight_ih", "d_weight_hh", "d_bias", "d_bias_hn", "d_gain"),
+        *_named(_POINTER, "d_initial_h", "d_initial_c"),
+    )
+
+
+class Library:
+    """The loaded library."""
+
+    def __init__(self, path: Path) -> None:
+        code = ctypes.CDLL(str(path))
+        for function, result, arguments in (
+            (code.mistrnn_call_size, _INT, []),
+            (code.mistrnn_best_level, _INT, []),
+            (code.mistrnn_run, _INT, [_POINTER, _INT, _INT]),
+            (code.mistrnn_stream_new, _POINTER, [_POINTER, _INT]),
+            (code.mistrnn_stream_step, None, [_POINTER, _POINTER, _POINTER, _INT]),
+            (code.mistrnn_stream_free, None, [_POINTER]),
+        ):
+            function.restype, function.argtypes = result, arguments
+        if code.mistrnn_call_size() != ctypes.sizeof(Call):
+            raise OSError(f"{path} is of another version of mistrnn; install mistrnn again")
+        self._code = code
+        self.stream_step = code.mistrnn_stream_step
+        self.stream_free = code.mistrnn_stream_free
+        self.level: int = code.mistrnn_best_level()
+        """Which of INSTRUCTION_SETS is used."""
+
+    def run(self, call: Call, *, backward: bool) -> None:
+        """Run forwards or backwards."""
+        status = self._code.mistrnn_run(ctypes.byref(call), backward, self.level)
+        if status == 1:
+            raise MemoryError(f"not enough memory for {call.E} x {call.B} sequences of {call.T} steps")
+        assert status == 0, "a cell that the library does not know"
+
+    def new_stream(self, call: Call) -> int:
+        """Return a stream; `stream_step` takes it on, `stream_free` ends it."""
+        stream = self._code.mistrnn_stream_new(ctypes.byref(call), self.level)
+        if not stream:
+            raise MemoryError(f"not enough memory for a stream of {call.B} sequences")
+        return int(stream)
+
+
+@cache
+def library() -> Library | str:
+    """Return the library, or why there is none."""
+    if not PATH.exists():
+        return f"mistrnn was installed without its compiled code ({PATH.name}); `pip install mistrnn` brings it along"
+    try:
+        return Library(PATH)
+    except OSError as error:
+        return f"its compiled code cannot be loaded: {error}"

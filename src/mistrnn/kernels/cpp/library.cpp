@@ -1,0 +1,71 @@
+// What Python calls: picks the code for this machine's instruction set.
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include "kernels/cpp/call.h"
+
+namespace mistrnn {
+#define MISTRNN_DECLARE(isa)                                \
+  namespace isa {                                           \
+  int64_t run(const Call&, bool);                           \
+  void* new_stream(const Call&);                            \
+  void stream_step(void*, const void* x, void* y, long);    \
+  void free_stream(void*);                                  \
+  }
+MISTRNN_DECLARE(base)
+#if defined(__x86_64__)
+MISTRNN_DECLARE(avx2)
+MISTRNN_DECLARE(avx512)
+#endif
+
+namespace {
+
+#if defined(__x86_64__)
+// Instruction sets that both the processor and the operating system support: 2 for AVX-512, 1 for AVX2 with FMA, else 0.
+int level() {
+  unsigned a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & (1u << 27)) || !(c & (1u << 12))) return 0;
+  unsigned low, high;
+  asm("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  if ((low & 0x6) != 0x6) return 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & (1u << 5))) return 0;
+  const unsigned avx512 = (1u << 16) | (1u << 17) | (1u << 28) | (1u << 30) | (1u << 31);  // F, DQ, CD, BW, VL
+  return (low & 0xe6) == 0xe6 && (b & avx512) == avx512 ? 2 : 1;
+}
+#endif
+
+}  // namespace
+}  // namespace mistrnn
+
+using namespace mistrnn;
+
+#define MISTRNN_EXPORT extern "C" __attribute__((visibility("default")))
+#if defined(__x86_64__)
+#define MISTRNN_AT(level, what) ((level) == 2 ? avx512::what : (level) == 1 ? avx2::what : base::what)
+#else
+#define MISTRNN_AT(level, what) base::what
+#endif
+
+MISTRNN_EXPORT int64_t mistrnn_call_size() { return sizeof(Call); }
+
+// The best instruction set that runs here: 0 base, 1 AVX2, 2 AVX-512.
+MISTRNN_EXPORT int64_t mistrnn_best_level() {
+#if defined(__x86_64__)
+  return level();
+#else
+  return 0;
+#endif
+}
+
+MISTRNN_EXPORT int64_t mistrnn_run(const Call* call, int64_t is_backward, int64_t level) {
+  return MISTRNN_AT(level, run(*call, is_backward));
+}
+
+MISTRNN_EXPORT void* mistrnn_stream_new(const Call* call, int64_t level) { return MISTRNN_AT(level, new_stream(*call)); }
+
+MISTRNN_EXPORT void mistrnn_stream_step(void* stream, const void* x, void* output, int64_t place) {
+  base::stream_step(stream, x, output, place);  // the stream itself knows its instruction set
+}
+
+MISTRNN_EXPORT void mistrnn_stream_free(void* stream) { base::free_stream(stream); }

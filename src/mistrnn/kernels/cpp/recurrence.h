@@ -1,0 +1,328 @@
+// The one loop over time of every fused CPU form, forwards and backwards, with the cell plugged in.
+//
+// A thread takes some sequences of a trial through all steps by itself: sequences do not depend on each other, so threads
+// never wait for one another, and the weights stay in the thread's own cache.
+#pragma once
+
+#include "kernels/cpp/rows.h"
+
+namespace mistrnn::MISTRNN_ISA {
+
+// The sequences of one trial that one thread takes, and the gradients that they add up.
+template <class F> struct Share {
+  long e, count;
+  const Sequence* sequences;
+  int32_t* origins;
+  F *dW, *d_gain, *d_norm_bias;
+};
+
+template <class F, class Cell> class Recurrence {
+ public:
+  Recurrence(const Call& call, long e, bool is_backward) : rows_(call, arena_, e), is_backward_(is_backward) {}
+
+  // Describe and lay out the weights, and get memory for blocks of at most `most` sequences.
+  bool prepare(const Call& call, long most) {
+    Rows<F>& r = rows_;
+    const long many = r.D > 4 ? r.D : 4;
+    r.gates = arena_.template zeros<Gate>(many);
+    r.parts = arena_.template zeros<Part<F>>(many + 1);
+    if (arena_.failed) return false;
+    r.Kh = r.H;
+    cell_.describe(r);
+    r.K = r.Kh + 1 + r.I;
+    for (int g = 0; g < r.gate_count; g++)
+      if (!r.gates[g].own_bias) r.G += r.gates[g].size;
+    r.h_stride = stride(r.H);
+    r.u_stride = r.W_stride = stride(r.K);
+    if (call.layer_norm) {
+      r.gain = (const F*)call.gain + r.e * call.gain_trial;
+      r.norm_bias = Rows<F>::template offset<const F>(call.bias, r.e * call.bias_trial);
+    }
+    r.W = arena_.template zeros<F>(r.W_rows * r.W_stride);
+    r.zero_row = arena_.template zeros<F>(r.h_stride);
+    r.fresh_rows = arena_.template zeros<F>(most * r.h_stride);
+    chunk_rows_ = most;
+    if (is_backward_) {
+      r.dh_rows = arena_.template zeros<F>(most * r.h_stride);
+      r.carry_rows = arena_.template zeros<F>(most * r.h_stride);
+      for (int k = 0; k < r.reads; k++) r.du_rows[k] = arena_.template zeros<F>(most * r.u_stride);
+      // Weight gradients are one product over as many rows as stay in the cache with what they read.
+      const long fit = kChunkBytes / (long)sizeof(F) / (r.W_rows + r.reads * r.u_stride);
+      chunk_rows_ = fit > most ? fit : most;
+    }
+    z_chunk_ = arena_.template zeros<F>(chunk_rows_ * r.W_rows);
+    for (int k = 0; k < r.reads; k++) u_chunk_[k] = arena_.template zeros<F>(chunk_rows_ * r.u_stride);
+    if (arena_.failed) return false;
+    at_chunk(0);
+    fill_weights(call);
+    for (int p = 0; p < r.part_count; p++) {
+      Part<F>& part = r.parts[p];
+      const F* corner = r.W + part.row * r.W_stride + part.column;
+      if (!part.only_backward) {
+        part.forward = arena_.template zeros<F>(packed_size<F>(part.columns, part.rows));
+        if (arena_.failed) return false;
+        pack<F>(corner, 1, r.W_stride, part.columns, part.rows, part.forward);
+      }
+      if (is_backward_) {
+        part.backward = arena_.template zeros<F>(packed_size<F>(part.rows, part.columns));
+        if (arena_.failed) return false;
+        pack<F>(corner, r.W_stride, 1, part.rows, part.columns, part.backward);
+      }
+    }
+    return cell_.prepare(r, most, is_backward_) && !arena_.failed;
+  }
+
+  void forward(const Call& call, const Sequence* sequences, long count, int32_t* origins) {
+    Rows<F>& r = rows_;
+    r.sequences = (Sequence*)sequences, r.count = count, r.origins = origins;
+    cell_.begin(r);
+    for (long s = 0, n = count; s < sequences[0].length; s++) {
+      while (sequences[n - 1].length <= s) n--;
+      cell_.forward(r, s, n);
+      for (long i = 0; i < n; i++) {
+        if (Cell::kSavesFresh) r.save_fresh(i, s);
+        keep_some(r, i, s);
+      }
+    }
+    for (long i = 0; i < count; i++) {
+      const Sequence& q = sequences[i];
+      for (long m = 0; call.final_h && m < r.M; m++)
+        memcpy((F*)call.final_h + r.e * r.M * call.B * r.H + r.mask_row(i, m), r.past(i, q.length, r.M - m),
+               sizeof(F) * r.H);
+      for (long t = q.length; t < call.T; t++)
+        memset((F*)call.output + ((r.e * call.T + t) * call.B + q.b) * r.H, 0, sizeof(F) * r.H);
+    }
+    cell_.finish(r);
+  }
+
+  void backward(const Call& call, const Sequence* sequences, long count, int32_t* origins, F* dW, F* d_gain,
+                F* d_norm_bias) {
+    Rows<F>& r = rows_;
+    r.sequences = (Sequence*)sequences, r.count = count, r.origins = origins;
+    r.dW = dW, r.d_gain = d_gain, r.d_norm_bias = d_norm_bias;
+    memset(r.carry_rows, 0, sizeof(F) * count * r.h_stride);
+    memset(r.dh_rows, 0, sizeof(F) * count * r.h_stride);
+    cell_.begin_backward(r);
+    for (long s = sequences[0].length - 1, n = 0; s >= 0; s--) {
+      while (n < count && sequences[n].length > s) n++;
+      for (long i = 0; i < n; i++) arriving(call, i, s);
+      cell_.gather(r, s, n);
+      // A step that no gradient reaches has none to send: with the loss at the last step and gradients that vanish,
+      // most steps are such.
+      if (all_zero(n) && cell_.nothing_arrives(r, s, n)) {
+        cell_.skip(r, s);
+        for (long i = 0; call.d_x && i < n; i++) memset(d_x(call, i, s), 0, sizeof(F) * r.I);
+        continue;
+      }
+      if (position_ + count > chunk_rows_) flush();
+      at_chunk(position_);
+      for (long i = 0; i < n; i++) split_kept(r, i, s);
+      cell_.backward(r, s, n);
+      for (long i = 0; i < n; i++) {
+        if (!r.sees(i, s, 1)) {  // a reset: nothing goes further back
+          memset(r.carry(i), 0, sizeof(F) * r.H);
+          cell_.cut(r, i);
+        }
+        if (call.d_x) {
+          F* to = d_x(call, i, s);
+          for (long j = 0; j < r.I; j++) {
+            to[j] = r.du(0, i)[r.Kh + 1 + j];
+            if (r.reads == 2) to[j] += r.du(1, i)[r.Kh + 1 + j];
+          }
+        }
+      }
+      if (r.dW) position_ += n;
+    }
+    flush();
+    for (long i = 0; i < count; i++) {
+      for (long t = sequences[i].length; call.d_x && t < call.T; t++)
+        memset((F*)call.d_x + ((r.e * call.T + t) * call.B + sequences[i].b) * r.I, 0, sizeof(F) * r.I);
+    }
+    if (call.d_initial_h) initial_gradients(call);
+    cell_.finish_backward(r);
+  }
+
+  // The gradients of the parameters of one trial, from the sums over its shares.
+  void hand_over(const Call& call, const Share<F>* shares, long count) {
+    Rows<F>& r = rows_;
+    F *ih = (F*)call.d_weight_ih + r.e * r.G * r.I, *hh = (F*)call.d_weight_hh + r.e * r.G * r.Kh;
+    F* bias = Rows<F>::template offset<F>(call.d_bias, r.e * r.G);
+    F* bias_hn = Rows<F>::template offset<F>(call.d_bias_hn, r.e * r.H);
+    for (int g = 0; g < r.gate_count; g++) {
+      const Gate& gate = r.gates[g];
+      for (long j = 0; j < gate.size; j++) {
+        const long at = (gate.row + j) * r.W_stride, row = gate.parameter_row + j;
+        auto total = [&](long k) {
+          F value = 0;
+          for (long c = 0; c < count; c++) value += shares[c].dW[at + k];
+          return value;
+        };
+        for (long k = 0; gate.reads_h && k < r.Kh; k++) hh[row * r.Kh + k] = cell_.exists(r, g, k) ? total(k) : F(0);
+        for (long k = 0; gate.reads_x && k < r.I; k++) ih[row * r.I + k] = total(r.Kh + 1 + k);
+        if (gate.own_bias) {
+          if (bias_hn) bias_hn[j] = total(r.Kh);
+        } else if (bias && !call.layer_norm) {
+          bias[row] = total(r.Kh);
+        }
+      }
+    }
+    for (long g = 0; call.layer_norm && g < r.G; g++) {
+      F dg = 0, db = 0;
+      for (long c = 0; c < count; c++) dg += shares[c].d_gain[g], db += shares[c].d_norm_bias[g];
+      ((F*)call.d_gain)[r.e * r.G + g] = dg;
+      if (bias) bias[g] = db;
+    }
+  }
+
+  long gradient_size() const { return rows_.W_rows * rows_.W_stride; }
+  long weight_bytes() const { return rows_.W_rows * rows_.W_stride * (long)sizeof(F); }
+  long parameter_rows() const { return rows_.G; }
+
+ private:
+  static constexpr long kChunkBytes = 512 * 1024;
+
+  // Room for a last partial vector, and no multiple of 1 KiB, which would crowd rows into the same places of the cache.
+  static long stride(long n) {
+    const long padded = round_up(n + lanes<F>, lanes<F>);
+    return padded * sizeof(F) % 1024 == 0 ? padded + lanes<F> : padded;
+  }
+
+  void at_chunk(long position) {
+    rows_.z_rows = z_chunk_ + position * rows_.W_rows;
+    for (int k = 0; k < rows_.reads; k++) rows_.u_rows[k] = u_chunk_[k] + position * rows_.u_stride;
+  }
+
+  void flush() {
+    for (int p = 0; position_ > 0 && p < rows_.part_count; p++)
+      if (!rows_.parts[p].only_backward)
+        rows_.weight_gradient(rows_.parts[p], z_chunk_, u_chunk_[rows_.parts[p].read], position_);
+    position_ = 0;
+  }
+
+  void fill_weights(const Call& call) {
+    Rows<F>& r = rows_;
+    const F* ih = (const F*)call.weight_ih + r.e * call.weight_ih_trial;
+    const F* hh = (const F*)call.weight_hh + r.e * call.weight_hh_trial;
+    const F* bias = Rows<F>::template offset<const F>(call.bias, r.e * call.bias_trial);
+    const F* bias_hn = Rows<F>::template offset<const F>(call.bias_hn, r.e * call.bias_hn_trial);
+    for (int g = 0; g < r.gate_count; g++) {
+      const Gate& gate = r.gates[g];
+      for (long j = 0; j < gate.size; j++) {
+        F* to = r.W + (gate.row + j) * r.W_stride;
+        const long row = gate.parameter_row + j;
+        for (long k = 0; gate.reads_h && k < r.Kh; k++)
+          if (cell_.exists(r, g, k)) to[k] = hh[row * r.Kh + k];
+        if (gate.own_bias) to[r.Kh] = bias_hn ? bias_hn[j] : F(0);
+        else if (bias && !call.layer_norm) to[r.Kh] = bias[row];
+        if (gate.reads_x) memcpy(to + r.Kh + 1, ih + row * r.I, sizeof(F) * r.I);
+      }
+    }
+  }
+
+  // Zoneout: units keep their previous value where a mask says so, or in evaluation in expectation.
+  void keep_some(Rows<F>& r, long i, long s) {
+    constexpr long L = lanes<F>;
+    const F *fresh = r.fresh(i), *before = r.past(i, s, 1);
+    F* to = r.output(i, s);
+    if (const uint8_t* kept = r.kept(r.call.keep_h, r.call.keep_h_trial, i, s)) {
+      for (long j = 0; j < r.H; j++) to[j] = kept[j] ? before[j] : fresh[j];
+    } else if (r.call.zoneout != 0) {
+      const F p = F(r.call.zoneout);
+      for (long j = 0; j < r.H; j += L)
+        store_at(to, j, r.H, p * load_at(before, j, r.H) + (1 - p) * load(fresh + j));
+    } else {
+      memcpy(to, fresh, sizeof(F) * r.H);
+    }
+  }
+
+  // ... and backwards: the kept share of the gradient goes one step back, the rest to the new value.
+  void split_kept(Rows<F>& r, long i, long s) {
+    F *dh = r.dh(i), *carry = r.carry(i);
+    memset(carry, 0, sizeof(F) * r.h_stride);
+    if (const uint8_t* kept = r.kept(r.call.keep_h, r.call.keep_h_trial, i, s)) {
+      for (long j = 0; j < r.H; j++)
+        if (kept[j]) carry[j] = dh[j], dh[j] = F(0);
+    } else if (r.call.zoneout != 0) {
+      const F p = F(r.call.zoneout);
+      for (long j = 0; j < r.h_stride; j++) carry[j] = p * dh[j], dh[j] *= 1 - p;
+    }
+  }
+
+  // dh = what later steps sent, plus what comes from the output and from the final state.
+  void arriving(const Call& call, long i, long s) {
+    Rows<F>& r = rows_;
+    const Sequence& q = r.sequences[i];
+    F *dh = r.dh(i), *carry = r.carry(i);
+    memcpy(dh, carry, sizeof(F) * r.h_stride);
+    memset(carry, 0, sizeof(F) * r.h_stride);
+    if (call.d_output) {
+      const F* d = (const F*)call.d_output + r.e * call.d_output_trial + q.time(s) * call.d_output_time +
+                   q.b * call.d_output_sequence;
+      if (call.d_output_unit == 1) add(dh, d);
+      else
+        for (long j = 0; j < r.H; j++) dh[j] += d[j * call.d_output_unit];
+    }
+    add_final(call, i, s, dh);
+  }
+
+  void add_final(const Call& call, long i, long s, F* dh) {
+    const long d = rows_.sequences[i].length - s;
+    if (call.d_final_h && d <= rows_.M && rows_.sees(i, rows_.sequences[i].length, d))
+      add(dh, (const F*)call.d_final_h + rows_.e * call.d_final_h_trial + rows_.mask_row(i, rows_.M - d));
+  }
+
+  void add(F* to, const F* from) {
+    for (long j = 0; j < rows_.H; j += lanes<F>)
+      store_at(to, j, rows_.H, load_at(to, j, rows_.H) + load_at(from, j, rows_.H));
+  }
+
+  bool all_zero(long n) {
+    for (long i = 0; i < n; i++)
+      for (long j = 0; j < rows_.H; j++)
+        if (!(rows_.dh(i)[j] == F(0))) return false;
+    return true;
+  }
+
+  F* d_x(const Call& call, long i, long s) {
+    const Sequence& q = rows_.sequences[i];
+    return (F*)call.d_x + ((rows_.e * call.T + q.time(s)) * call.B + q.b) * rows_.I;
+  }
+
+  void initial_gradients(const Call& call) {
+    Rows<F>& r = rows_;
+    for (long back = 1; back <= r.M; back++) {
+      for (long i = 0; i < r.count; i++) {
+        if (back == 1) memcpy(r.dh(i), r.carry(i), sizeof(F) * r.h_stride);
+        else memset(r.dh(i), 0, sizeof(F) * r.h_stride);
+        add_final(call, i, -back, r.dh(i));
+      }
+      cell_.gather(r, -back, r.count);
+      for (long i = 0; i < r.count; i++)
+        memcpy((F*)call.d_initial_h + r.e * r.M * call.B * r.H + r.mask_row(i, r.M - back), r.dh(i), sizeof(F) * r.H);
+    }
+  }
+
+  Arena arena_;
+  Rows<F> rows_;
+  Cell cell_;
+  const bool is_backward_;
+  long chunk_rows_ = 0, position_ = 0;
+  F *z_chunk_ = nullptr, *u_chunk_[kReads] = {};
+};
+
+// What most cells leave as it is.
+template <class F> struct PlainCell {
+  static constexpr bool kSavesFresh = true;  // whether the backward pass reads the new h where zoneout hides it
+  bool prepare(Rows<F>&, long, bool) { return true; }
+  bool exists(const Rows<F>&, int, long) const { return true; }          // whether gate g reads column k of h
+  void begin(Rows<F>&) {}
+  void finish(Rows<F>&) {}
+  void begin_backward(Rows<F>&) {}
+  void finish_backward(Rows<F>&) {}
+  void gather(Rows<F>&, long, long) {}                                   // dh += what steps further than one away send
+  bool nothing_arrives(Rows<F>&, long, long) { return true; }            // beside dh
+  void skip(Rows<F>&, long) {}
+  void cut(Rows<F>&, long) {}                                            // a reset: drop what goes back beside dh
+};
+
+}  // namespace mistrnn::MISTRNN_ISA

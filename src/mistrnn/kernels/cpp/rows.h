@@ -1,0 +1,257 @@
+// A block of sequences on its way through time: what a cell sees of it.
+//
+// A cell (layers/<layer>/cpu.h) describes its weight matrix and says what one step computes, forwards and backwards, for
+// the first n sequences of the block; everything else is here and in recurrence.h. Sequences are ordered by length, the
+// longest first, so that the ones that are still running at a step are always the first n.
+//
+// The weight matrix is seen as one matrix W [rows][columns]. A row is a unit of a gate; gates ("blocks") start at whole
+// vectors. The columns are what the product reads, a vector u = [h or the delayed h's | 1 | x]: the bias is the column of
+// the 1. `Part`s are the rectangles of W that one product uses.
+#pragma once
+
+#include <stdlib.h>
+
+#include "kernels/cpp/call.h"
+#include "kernels/cpp/product.h"
+
+namespace mistrnn::MISTRNN_ISA {
+
+constexpr int kReads = 2;  // vectors u that a step reads: one, two in MIST
+
+class Arena {  // memory of one thread, freed as a whole
+ public:
+  ~Arena() {
+    while (count_ > 0) free(held_[--count_]);
+    free(held_);
+  }
+  template <class T> T* zeros(long n) {
+    const size_t bytes = (size_t)round_up((n > 0 ? n : 1) * (long)sizeof(T), 64);
+    void* p = nullptr;
+    if (count_ == room_) {
+      void** more = (void**)realloc(held_, sizeof(void*) * (room_ + 64));
+      if (!more) return failed = true, nullptr;
+      held_ = more, room_ += 64;
+    }
+    if (posix_memalign(&p, 64, bytes) != 0) return failed = true, nullptr;
+    memset(p, 0, bytes);
+    held_[count_++] = p;
+    return (T*)p;
+  }
+  bool failed = false;
+
+ private:
+  void** held_ = nullptr;
+  long count_ = 0, room_ = 0;
+};
+
+struct Sequence {
+  long b, length;
+  long first, direction;  // the time of step s is first + s * direction
+  long time(long s) const { return first + s * direction; }
+};
+
+struct Gate {          // a block of rows of W
+  long size;           // units
+  long row;            // its first row in W, a whole number of vectors
+  long parameter_row;  // its first row in the parameters
+  bool reads_h, reads_x;
+  bool own_bias;  // GRU's bias_hn instead of bias
+};
+
+template <class F> struct Part {  // a rectangle of W, laid out for products in both directions
+  long row, rows, column, columns;
+  int read;            // which u it multiplies
+  bool only_backward;  // it sends gradients back and does nothing else
+  F *forward, *backward;
+};
+
+template <class F> struct Rows {
+  const Call& call;
+  Arena& arena;
+  const long e, H, I, M, D;
+  long count = 0;                // sequences in the block
+  Sequence* sequences = nullptr;
+  int32_t* origins = nullptr;    // [B][T] the newest reset at or before a step, -1 for none; null without resets
+
+  // W and what the products need.
+  long Kh = 0, K = 0, G = 0;     // columns of the h part, all columns, rows of the parameters
+  long W_rows = 0, W_stride = 0, u_stride = 0, h_stride = 0;
+  Gate* gates = nullptr;
+  int gate_count = 0;
+  Part<F>* parts = nullptr;
+  int part_count = 0, reads = 1;
+  F *W = nullptr, *dW = nullptr;              // [W_rows][W_stride]
+  F *d_gain = nullptr, *d_norm_bias = nullptr;  // [G], only with layer norm
+  const F *gain = nullptr, *norm_bias = nullptr;  // [G]
+
+  // Rows of the step at hand; in the backward pass u and z lie in the chunk whose weight gradients are still to be taken.
+  F* u_rows[kReads] = {};        // [count][u_stride]
+  F* z_rows = nullptr;           // [count][W_rows] pre-activations, or their gradients
+  F *fresh_rows = nullptr;       // [count][h_stride] the new h, before zoneout
+  F *dh_rows = nullptr;          // [count][h_stride] gradient of the new h
+  F *carry_rows = nullptr;       // [count][h_stride] gradient of the h one step earlier
+  F* du_rows[kReads] = {};       // [count][u_stride]
+  F* zero_row = nullptr;         // [h_stride]
+
+  Rows(const Call& c, Arena& a, long trial) : call(c), arena(a), e(trial), H(c.H), I(c.I), M(c.M), D(c.D) {}
+
+  static constexpr long L = lanes<F>;
+  F* u(int k, long i) { return u_rows[k] + i * u_stride; }
+  F* du(int k, long i) { return du_rows[k] + i * u_stride; }
+  F* z(long i, int gate) { return z_rows + i * W_rows + gates[gate].row; }
+  F* fresh(long i) { return fresh_rows + i * h_stride; }
+  F* dh(long i) { return dh_rows + i * h_stride; }
+  F* carry(long i) { return carry_rows + i * h_stride; }
+
+  template <class T> static T* offset(const void* p, long n) { return p ? (T*)p + n : nullptr; }
+  const F* x(long i, long s) const {
+    const Sequence& q = sequences[i];
+    return (const F*)call.x + e * call.x_trial + q.time(s) * call.x_time + q.b * call.x_sequence;
+  }
+  F* saved(long i, long s) const { return (F*)call.saved + ((e * call.T + s) * call.B + sequences[i].b) * call.S; }
+  F* output(long i, long s) const {
+    const Sequence& q = sequences[i];
+    return (F*)call.output + ((e * call.T + q.time(s)) * call.B + q.b) * H;
+  }
+  const F* dropout(long i) const {
+    return offset<const F>(call.dropout, e * call.dropout_trial + sequences[i].b * H);
+  }
+  const uint8_t* kept(const uint8_t* mask, long trial_stride, long i, long s) const {
+    return mask ? mask + e * trial_stride + (s * call.B + sequences[i].b) * H : nullptr;
+  }
+  long mask_row(long i, long m) const { return (m * call.B + sequences[i].b) * H; }  // in [M, B, H]
+
+  // The newest reset at or before step s; after the last step, the newest of all.
+  long origin(long i, long s) const {
+    const Sequence& q = sequences[i];
+    if (!origins || q.length == 0) return -1;
+    return origins[q.b * call.T + (s < q.length ? s : q.length - 1)];
+  }
+  // Whether step s sees the state d steps before it: nothing leaks across a reset.
+  bool sees(long i, long s, long d) const { return origin(i, s) < 0 || s - d >= origin(i, s); }
+
+  const F* past(long i, long s, long d) const {  // h_{s-d}, zero where the sequence had not begun by then
+    if (!sees(i, s, d)) return zero_row;
+    if (s >= d) return output(i, s - d);
+    return (const F*)call.initial_h + e * call.initial_h_trial + mask_row(i, M + s - d);
+  }
+  long clock(long i, long s) const {
+    const long o = origin(i, s);
+    return o >= 0 ? s - o : (long)call.clock[e * call.clock_trial + sequences[i].b] + s;
+  }
+
+  // u = [dropped out h | 1 | x]; the h part of NARX is filled delay by delay.
+  void read_h(int k, long i, const F* h, long column = 0) {
+    F* to = u(k, i) + column;
+    if (const F* mask = dropout(i)) {
+      for (long j = 0; j < H; j += L) store_at(to, j, H, load_at(h, j, H) * load_at(mask, j, H));
+    } else {
+      memcpy(to, h, sizeof(F) * H);
+    }
+  }
+  void read_x(int k, long i, long s) {
+    F* to = u(k, i) + Kh;
+    to[0] = F(1);
+    memcpy(to + 1, x(i, s), sizeof(F) * I);
+  }
+
+  void forward(int part, long n) {  // z = u W'
+    const Part<F>& p = parts[part];
+    multiply<F>(n, u_rows[p.read] + p.column, u_stride, 1, p.forward, panel_width<F>, panel_width<F> * p.columns, p.columns,
+                p.rows, z_rows + p.row, W_rows, false);
+  }
+  bool wants_x() const { return call.d_x != nullptr; }
+  // du (+)= dz W, for the columns of h, and of x if their gradient is wanted.
+  void backward(int part, long n, bool add) {
+    const Part<F>& p = parts[part];
+    const long columns = wants_x() ? p.columns : Kh - p.column;
+    multiply<F>(n, z_rows + p.row, W_rows, 1, p.backward, panel_width<F>, panel_width<F> * p.rows, p.rows, columns,
+                du_rows[p.read] + p.column, u_stride, add);
+  }
+  // dW += dz' u over the rows of a chunk.
+  void weight_gradient(const Part<F>& p, const F* z, const F* u, long chunk) {
+    multiply<F>(p.rows, z + p.row, 1, W_rows, u + p.column, u_stride, panel_width<F>, chunk, p.columns,
+                dW + p.row * W_stride + p.column, W_stride, true);
+  }
+  // The gradient that a recurrent matrix sends back to h, where the mask of recurrent dropout let it read.
+  void send_back(long i, const F* du_h, F* to) {
+    const F* mask = dropout(i);
+    for (long j = 0; j < H; j += L) {
+      Vec<F> d = load_at(du_h, j, H);
+      if (mask) d *= load_at(mask, j, H);
+      store(to + j, load(to + j) + d);
+    }
+  }
+
+  // Layer norm of one gate's pre-activations in place: z -> norm(z) * gain + bias. Without layer norm nothing happens.
+  void norm(long i, long s, int gate) {
+    if (!call.layer_norm) return;
+    const Gate& g = gates[gate];
+    F* y = z(i, gate);
+    Vec<F> total = F(0), square = F(0);
+    for (long j = 0; j < g.size; j += L) total += load_at(y, j, g.size);
+    const F mean = sum<F>(total) / F(g.size);
+    for (long j = 0; j < g.size; j += L) {
+      Vec<F> from_mean = load_at(y, j, g.size) - mean;
+      if (j + L > g.size) from_mean = first_lanes<F>(from_mean, g.size - j);
+      square += from_mean * from_mean;
+    }
+    const F scale = F(1 / __builtin_sqrt((double)(sum<F>(square) / F(g.size) + F(1e-5))));
+    F* hat = call.save ? norm_saved(i, s) + g.parameter_row : nullptr;
+    if (hat) norm_saved(i, s)[G + gate] = scale;
+    const F *weight = gain + g.parameter_row, *shift = norm_bias ? norm_bias + g.parameter_row : nullptr;
+    for (long j = 0; j < g.size; j += L) {
+      const Vec<F> value = (load_at(y, j, g.size) - mean) * scale;
+      if (hat) store_at(hat, j, g.size, value);
+      Vec<F> result = value * load_at(weight, j, g.size);
+      if (shift) result += load_at(shift, j, g.size);
+      store_at(y, j, g.size, result);
+    }
+  }
+  // ... and of its gradient.
+  void norm_backward(long i, long s, int gate) {
+    if (!call.layer_norm) return;
+    const Gate& g = gates[gate];
+    F *dy = z(i, gate), *dg = d_gain + g.parameter_row, *db = d_norm_bias + g.parameter_row;
+    const F *hat = norm_saved(i, s) + g.parameter_row, *weight = gain + g.parameter_row;
+    const F scale = norm_saved(i, s)[G + gate];
+    Vec<F> total = F(0), along = F(0);
+    for (long j = 0; j < g.size; j += L) {
+      const Vec<F> d = load_at(dy, j, g.size), normed = load_at(hat, j, g.size), weighted = d * load_at(weight, j, g.size);
+      store_at(dg, j, g.size, load_at(dg, j, g.size) + d * normed);
+      store_at(db, j, g.size, load_at(db, j, g.size) + d);
+      store_at(dy, j, g.size, weighted);
+      total += weighted;
+      along += weighted * normed;
+    }
+    const F mean = sum<F>(total) / F(g.size), slope = sum<F>(along) / F(g.size);
+    for (long j = 0; j < g.size; j += L)
+      store_at(dy, j, g.size, scale * (load_at(dy, j, g.size) - mean - load_at(hat, j, g.size) * slope));
+  }
+  // The last of the saved values: normalised pre-activations [G], and a scale for each gate.
+  F* norm_saved(long i, long s) const { return saved(i, s) + call.S - G - gate_count_normed(); }
+  long gate_count_normed() const { return gates[gate_count - 1].own_bias ? gate_count - 1 : gate_count; }
+
+  // The new h before zoneout, as the backward pass needs it. Zoneout by masks passes no gradient to a unit that was
+  // kept, so there the output will do; in evaluation it is a mixture, and the new value was saved last but for the norms.
+  const F* fresh_again(long i, long s) const {
+    if (call.zoneout == 0) return output(i, s);
+    return saved(i, s) + call.S - H - (call.layer_norm ? G + gate_count_normed() : 0);
+  }
+  void save_fresh(long i, long s) {
+    if (call.save && call.zoneout != 0) memcpy((F*)fresh_again(i, s), fresh(i), sizeof(F) * H);
+  }
+
+  // Describe W, called once by the cell.
+  void gate(long size, long parameter_row, bool reads_h = true, bool reads_x = true, bool own_bias = false) {
+    gates[gate_count++] = {size, W_rows, parameter_row, reads_h, reads_x, own_bias};
+    W_rows += round_up(size, L);
+  }
+  void part(int first_gate, int gates_in_it, long column, long end, int read = 0, bool only_backward = false) {
+    const Gate &first = gates[first_gate], &last = gates[first_gate + gates_in_it - 1];
+    const long count = last.row + round_up(last.size, L) - first.row;
+    parts[part_count++] = {first.row, count, column, end - column, read, only_backward, nullptr, nullptr};
+  }
+};
+
+}  // namespace mistrnn::MISTRNN_ISA

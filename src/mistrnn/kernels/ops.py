@@ -1,0 +1,232 @@
+"""The fused forms as torch operators, `torch.ops.mistrnn.<cell>` and `<cell>_backward`, and as functions that torch.func
+can transform.
+
+Every tensor has a trial axis in front: vmap folds its own axis into it, so that many trials are one call.
+
+An operator registered with torch.library carries what export, torch.compile and ordinary autograd need, but torch.func.grad
+cannot see through it (torch 2.13). An autograd.Function can be transformed by torch.func. So layers call `run`, which is a
+Function around the operator, and its backward pass is again such a Function.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mistrnn.kernels import cpu
+from mistrnn.kernels.cpu import CELLS, DIFFERENTIABLE, INPUTS, Settings
+
+Tensors = tuple[Tensor, ...]
+Plain = Callable[[Sequence[Tensor | None], Settings], Tensors]
+"""The plain form of a cell: the same inputs, and the outputs but for what is saved."""
+
+_plain_forms: dict[str, Plain] = {}
+
+_REQUIRED = ("x", "weight_ih", "weight_hh", "initial_h")
+_TENSORS = ", ".join(f"Tensor{'' if name in _REQUIRED else '?'} {name}" for name in INPUTS)
+_SETTINGS = "int[] delays, float zoneout, bool reverse, bool save"
+_GRADIENTS = ("d_output", "d_final_h", "d_final_c")
+_FORWARD_SCHEMA = f"({_TENSORS}, {_SETTINGS}) -> (Tensor output, Tensor final_h, Tensor final_c, Tensor saved)"
+_BACKWARD_SCHEMA = (
+    f"({', '.join(f'Tensor? {name}' for name in _GRADIENTS)}, {_TENSORS}, Tensor output, Tensor saved, {_SETTINGS}, "
+    f"bool[] wanted) -> ({', '.join(f'Tensor d_{name}' for name in DIFFERENTIABLE)})"
+)
+_COUNT = len(INPUTS)
+
+
+def run(cell: str, inputs: Sequence[Tensor | None], settings: Settings) -> Tensors:
+    """Return output [E, T, B, H], final h and final c [E, M, B, H] (c empty but for LSTM), from INPUTS."""
+    output, final_h, final_c, _ = _Forward.apply(cell, *inputs, *settings)  # type: ignore[no-untyped-call]
+    return output, final_h, final_c
+
+
+def register(cell: str, plain: Plain) -> None:
+    """Register the operators of a cell; second derivatives are taken from its plain form."""
+    _plain_forms[cell] = plain
+
+    def forward(*arguments: Any) -> Tensors:
+        return cpu.forward(cell, _named(arguments), Settings(*arguments[_COUNT:]))
+
+    def forward_shapes(*arguments: Any) -> Tensors:
+        inputs, settings = _named(arguments), Settings(*arguments[_COUNT:])
+        x, initial, weight = inputs["x"], inputs["initial_h"], inputs["weight_ih"]
+        (trials, steps, batch, _), (_, memory, _, hidden) = x.shape, initial.shape
+        size = cpu.saved_size(cell, weight.size(1), hidden, settings, inputs["gain"] is not None)
+        final = initial.new_empty(trials, memory, batch, hidden)
+        return (
+            initial.new_empty(trials, steps, batch, hidden),
+            final,
+            torch.empty_like(final) if cell == "lstm" else initial.new_empty(0),
+            initial.new_empty(trials, steps, batch, size) if settings.save else initial.new_empty(0),
+        )
+
+    def backward(*arguments: Any) -> Tensors:
+        gradients, inputs, output, saved, settings, wanted = _backward_arguments(arguments)
+        named = dict(zip(_GRADIENTS, gradients, strict=True))
+        return cpu.backward(cell, named, _named(inputs), output, saved, settings, wanted)
+
+    def backward_shapes(*arguments: Any) -> Tensors:
+        _, inputs, output, _, _, (want_x, want_parameters, want_initial) = _backward_arguments(arguments)
+        wants = [want_x] + [want_parameters] * 5 + [want_initial] * 2
+        return tuple(
+            tensor.new_empty(tensor.shape) if tensor is not None and want else output.new_empty(0)
+            for tensor, want in zip(inputs, wants, strict=False)
+        )
+
+    for name, schema, function, shapes, derivative in (
+        (cell, _FORWARD_SCHEMA, forward, forward_shapes, _Forward),
+        (f"{cell}_backward", _BACKWARD_SCHEMA, backward, backward_shapes, _Backward),
+    ):
+        operator = torch.library.custom_op(
+            f"mistrnn::{name}", function, mutates_args=(), device_types="cpu", schema=schema
+        )
+        operator.register_fake(shapes)
+        operator.register_vmap(_folding(operator))
+        operator.register_autograd(
+            _with_cell(cell, derivative.backward), setup_context=_with_cell_context(cell, derivative.setup_context)
+        )
+
+
+class _Forward(torch.autograd.Function):
+    @staticmethod
+    def forward(cell: str, *arguments: Any) -> Tensors:
+        outputs: Tensors = getattr(torch.ops.mistrnn, cell)(*arguments)
+        return outputs
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+        ctx.cell, tensors, ctx.settings = inputs[0], inputs[1 : 1 + _COUNT], inputs[1 + _COUNT :]
+        ctx.save_for_backward(*tensors, output[0], output[3])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        *tensors, output, saved = ctx.saved_tensors
+        needed = ctx.needs_input_grad[1 : 1 + len(DIFFERENTIABLE)]
+        wanted = [needed[0], any(needed[1:6]), any(needed[6:8])]
+        nothing = (None,) * (1 + _COUNT + len(Settings._fields))
+        if all(gradient is None for gradient in gradients[:3]):
+            return nothing
+        arguments = (*gradients[:3], *tensors, output, saved, *ctx.settings, wanted)
+        if torch.compiler.is_compiling():  # it cannot trace a Function inside a backward pass (torch 2.13)
+            found = getattr(torch.ops.mistrnn, f"{ctx.cell}_backward")(*arguments)
+        else:
+            found = _Backward.apply(ctx.cell, *arguments)  # type: ignore[no-untyped-call]
+        kept = [value if need else None for value, need in zip(found, needed, strict=True)]
+        return (None, *kept, *nothing[1 + len(kept) :])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], cell: str, *arguments: Any) -> tuple[Tensors, tuple[int, ...]]:
+        return _fold(lambda *folded: _Forward.apply(cell, *folded), info, in_dims[1:], arguments)  # type: ignore[no-untyped-call]
+
+
+class _Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(cell: str, *arguments: Any) -> Tensors:
+        gradients: Tensors = getattr(torch.ops.mistrnn, f"{cell}_backward")(*arguments)
+        return gradients
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+        ctx.cell = inputs[0]
+        gradients, tensors, _, _, ctx.settings, ctx.wanted = _backward_arguments(inputs[1:])
+        ctx.save_for_backward(*gradients, *tensors)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *seconds: Tensor | None) -> tuple[Any, ...]:
+        """Differentiate the backward pass of the plain form."""
+        saved = ctx.saved_tensors
+        gradients, tensors = saved[: len(_GRADIENTS)], saved[len(_GRADIENTS) :]
+        here = [k for k, gradient in enumerate(gradients) if gradient is not None]
+        has = [k for k in range(len(DIFFERENTIABLE)) if tensors[k] is not None]
+        plain = _plain_forms[ctx.cell]
+
+        def first(outer: list[Tensor], inner: list[Tensor]) -> list[Tensor]:
+            def outputs(values: list[Tensor]) -> list[Tensor]:
+                replaced = dict(zip(has, values, strict=True))
+                found = plain([replaced.get(k, tensor) for k, tensor in enumerate(tensors)], ctx.settings)
+                return [found[k] for k in here]
+
+            return torch.func.vjp(outputs, inner)[1](outer)[0]
+
+        outer, inner = [gradients[k] for k in here], [tensors[k] for k in has]
+        found, pull = torch.func.vjp(first, outer, inner)
+        given = [seconds[k] for k in has]
+        d_outer, d_inner = pull(
+            [torch.zeros_like(value) if d is None else d for d, value in zip(given, found, strict=True)]
+        )
+        result: list[Any] = [None] * (1 + len(_GRADIENTS) + _COUNT + 2 + len(Settings._fields) + 1)
+        for k, value in zip(here, d_outer, strict=True):
+            result[1 + k] = value
+        for k, value in zip(has, d_inner, strict=True):
+            result[1 + len(_GRADIENTS) + k] = value
+        return tuple(result)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], cell: str, *arguments: Any) -> tuple[Tensors, tuple[int, ...]]:
+        return _fold(lambda *folded: _Backward.apply(cell, *folded), info, in_dims[1:], arguments)  # type: ignore[no-untyped-call]
+
+
+def _named(arguments: Sequence[Any]) -> dict[str, Any]:
+    return dict(zip(INPUTS, arguments, strict=False))
+
+
+def _backward_arguments(arguments: Sequence[Any]) -> tuple[Any, Any, Tensor, Tensor, Settings, list[bool]]:
+    first, rest = arguments[: len(_GRADIENTS)], arguments[len(_GRADIENTS) :]
+    inputs, output, saved, settings, wanted = (
+        rest[:_COUNT],
+        rest[_COUNT],
+        rest[_COUNT + 1],
+        rest[_COUNT + 2 : -1],
+        rest[-1],
+    )
+    return first, inputs, output, saved, Settings(*settings), wanted
+
+
+def _fold(
+    function: Callable[..., Tensors], info: Any, in_dims: Sequence[Any], arguments: Sequence[Any]
+) -> tuple[Tensors, tuple[int, ...]]:
+    """Call with vmap's axis folded into the trial axis of every tensor, and take it out of the results again."""
+    size = info.batch_size
+
+    def folded(argument: Any, dim: int | None) -> Any:
+        if not isinstance(argument, Tensor):
+            return argument
+        if dim is None:
+            moved = argument.unsqueeze(0).expand(size, *argument.shape)
+        else:
+            moved = argument.movedim(dim, 0)
+        # An empty tensor stands for none and has no trial axis.
+        return moved.flatten(0, 1) if argument.dim() - (dim is not None) > 1 else moved[0]
+
+    # A list of numbers comes with a list of dims; it is handed on as it is.
+    results = function(*(folded(argument, dim) for argument, dim in zip(arguments, in_dims, strict=True)))
+    return (
+        tuple(r.unflatten(0, (size, -1)) if r.dim() > 1 else r.unsqueeze(0).expand(size, 0) for r in results),
+        (0,) * len(results),
+    )
+
+
+def _folding(operator: Any) -> Callable[..., tuple[Tensors, tuple[int, ...]]]:
+    def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Tensors, tuple[int, ...]]:
+        return _fold(operator, info, in_dims, arguments)
+
+    return rule
+
+
+def _with_cell(cell: str, backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """Make a Function's backward that of an operator, which has no argument that names the cell."""
+
+    class Context:
+        def __init__(self, ctx: Any) -> None:
+            self.cell, self.settings, self.saved_tensors = cell, ctx.settings, ctx.saved_tensors
+            self.wanted = getattr(ctx, "wanted", None)
+            self.needs_input_grad = (False, *ctx.needs_input_grad)
+
+    return lambda ctx, *gradients: backward(Context(ctx), *gradients)[1:]
+
+
+def _with_cell_context(cell: str, setup: Callable[..., None]) -> Callable[..., None]:
+    return lambda ctx, inputs, output: setup(ctx, (cell, *inputs), output)

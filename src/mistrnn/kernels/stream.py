@@ -1,0 +1,58 @@
+"""A fused stream: one step per call, the weights laid out once."""
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from mistrnn.kernels.cpu import Settings, new_stream
+
+
+class FusedStream:
+    """One layer that runs step by step: `output = stream(x)`, [B, I] to [B, H]."""
+
+    def __init__(
+        self,
+        cell: str,
+        weights: Mapping[str, Tensor],
+        initial: Sequence[Tensor],
+        clock: Tensor | None,
+        delays: Sequence[int],
+        zoneout: float,
+    ) -> None:
+        self._memory, self._batch, self._hidden = initial[0].shape
+        # The last M states lie twice in a ring of 2M places, M apart: so they are always in one piece, oldest first.
+        self._ring = torch.cat([initial[0], initial[0]]).contiguous()
+        self._cell_state = initial[1].clone() if len(initial) > 1 else None
+        self._clock = clock.clone() if clock is not None else None
+        self._place = 0
+        inputs = {**weights, "initial_h": self._ring, "initial_c": self._cell_state, "clock": self._clock}
+        settings = Settings(delays, zoneout, reverse=False, save=False)
+        self._handle, self._step, free = new_stream(cell, inputs, self._memory, settings)
+        weakref.finalize(self, free, self._handle)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Take one step."""
+        x = x.contiguous()
+        output = self._ring.new_empty(self._batch, self._hidden)
+        self._step(self._handle, x.data_ptr(), output.data_ptr(), self._place)
+        self._place = (self._place + 1) % self._memory
+        return output
+
+    def reset(self, rows: Tensor) -> None:
+        """Let some sequences [B] bool start afresh."""
+        self._ring[:, rows] = 0.0
+        if self._cell_state is not None:
+            self._cell_state[:, rows] = 0.0
+        if self._clock is not None:
+            self._clock[rows] = 0
+
+    def state(self) -> tuple[Tensor, ...]:
+        """Return the last M states [M, B, H], for LSTM also c, and for Clockwork the clock [B]."""
+        parts = (self._ring[self._place : self._place + self._memory], self._cell_state, self._clock)
+        return tuple(part.clone() for part in parts if part is not None)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a running stream cannot be copied or pickled; make another one from its state.")
