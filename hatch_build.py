@@ -64,12 +64,22 @@ def compile_library(root: Path, system: tuple[str, str]) -> Path:
         caches = {"ZIG_GLOBAL_CACHE_DIR": f"{folder}/global", "ZIG_LOCAL_CACHE_DIR": f"{folder}/local"}
         environment = {**os.environ, **caches}
         commands = [
-            [*zig, *FLAGS, f"-mcpu={cpu}", f"-DMISTRNN_ISA={name}", "-c", str(SOURCES / "run.cpp"), "-o", f"{folder}/{name}.o"]
+            [
+                *zig,
+                *FLAGS,
+                f"-mcpu={cpu}",
+                f"-DMISTRNN_ISA={name}",
+                "-c",
+                str(SOURCES / "run.cpp"),
+                "-o",
+                f"{folder}/{name}.o",
+            ]
             for name, cpu in instruction_sets.items()
         ]
         commands.append([*zig, *FLAGS, "-c", str(SOURCES / "library.cpp"), "-o", f"{folder}/library.o"])
         running = [subprocess.Popen(command, cwd=root, env=environment) for command in commands]
-        if any([process.wait() for process in running]):
+        codes = [process.wait() for process in running]
+        if any(codes):
             raise RuntimeError("the fused CPU forms do not compile; see the compiler's messages above")
         objects = [command[-1] for command in commands]
         # Under a new name first: a process that has the old library open keeps it.

@@ -15,6 +15,8 @@ from mistrnn.layers._timeline import Timeline
 from tests.layers import numpy_equations
 from tests.layers.cases import as_tuple, close, every_layer, options, random_state, randomised, seeded, seeds
 
+pytestmark = pytest.mark.usefixtures("form")
+
 
 def numpy_run(
     name: str,

@@ -10,6 +10,8 @@ from torch.func import functional_call, jvp
 from mistrnn.layers import RecurrentLayer
 from tests.layers.cases import REGULARISERS, as_tuple, close, every_layer, random_state, seeded, small
 
+pytestmark = pytest.mark.usefixtures("form")
+
 every_regulariser = pytest.mark.parametrize("regulariser", list(REGULARISERS))
 
 

@@ -5,6 +5,7 @@ Each law is checked on outputs, states and, where gradients could go astray, on 
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +24,8 @@ from tests.layers.cases import (
     seeded,
     seeds,
 )
+
+pytestmark = pytest.mark.usefixtures("form")
 
 steps_and_batches = {"steps": st.integers(1, 14), "batch": st.integers(1, 3)}
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mistrnn.layers import RecurrentLayer, _layer, _recurrence
+from mistrnn.layers import RecurrentLayer, _forms, _recurrence
 from mistrnn.layers._recurrence import Past
 from mistrnn.layers._timeline import Timeline
 from mistrnn.layers.clockwork import reference as clockwork_reference
@@ -20,6 +20,8 @@ from mistrnn.layers.lstm import reference as lstm_reference
 from mistrnn.layers.mist import reference as mist_reference
 from tests.layers.cases import NAMES, as_tuple, every_layer, random_state, seeded, small
 from tests.tolerance import violations
+
+pytestmark = pytest.mark.usefixtures("plain_form")  # mistakes are planted in the plain form
 
 STEPS, BATCH, LENGTHS = 12, 3, [12, 9, 5]
 Run = Callable[[RecurrentLayer, Tensor, Any, Tensor], tuple[Tensor, Any]]
@@ -216,8 +218,8 @@ def reset_leaks_through_the_longer_delays(patch: pytest.MonkeyPatch, layer: Any)
 
 @mutant(NAMES)
 def reset_one_step_late(patch: pytest.MonkeyPatch, layer: Any) -> None:
-    run = _layer.run
-    patch.setattr(_layer, "run", lambda *a, **k: run(*a, **{**k, "age": k["age"] + 1}))
+    run = _forms.run
+    patch.setattr(_forms, "run", lambda *a, **k: run(*a, **{**k, "age": k["age"] + 1}))
 
 
 @mutant(["mist", "narx"], run=in_chunks)
@@ -245,14 +247,14 @@ def output_past_the_length_not_cleared(patch: pytest.MonkeyPatch, layer: Any) ->
 
 @mutant(["clockwork"])
 def clock_counts_from_one(patch: pytest.MonkeyPatch, layer: Any) -> None:
-    run = _layer.run
-    patch.setattr(_layer, "run", lambda *a, **k: run(*a, **{**k, "clock": k["clock"] + 1}))
+    run = _forms.run
+    patch.setattr(_forms, "run", lambda *a, **k: run(*a, **{**k, "clock": k["clock"] + 1}))
 
 
 @mutant(["clockwork"])
 def clock_not_handed_on(patch: pytest.MonkeyPatch, layer: Any) -> None:
-    run = _layer.run
-    patch.setattr(_layer, "run", lambda *a, **k: run(*a, **{**k, "clock": k["clock"] - k["clock"][:1]}))
+    run = _forms.run
+    patch.setattr(_forms, "run", lambda *a, **k: run(*a, **{**k, "clock": k["clock"] - k["clock"][:1]}))
 
 
 @mutant(["clockwork"])
@@ -285,13 +287,13 @@ def reset_gate_does_not_reach_the_hidden_bias(patch: pytest.MonkeyPatch, layer: 
 
 @mutant(NAMES)
 def last_step_without_a_gradient(patch: pytest.MonkeyPatch, layer: Any) -> None:
-    run = _layer.run
+    run = _forms.run
 
     def cut(*a: Any, **k: Any) -> tuple[Tensor, ...]:
         states = run(*a, **k)
         return tuple(torch.cat([s[:-1], s[-1:].detach()]) for s in states)
 
-    patch.setattr(_layer, "run", cut)
+    patch.setattr(_forms, "run", cut)
 
 
 CASES = [(mistake, name) for mistake, (names, *_) in MUTANTS.items() for name in names]

@@ -4,6 +4,9 @@ import ctypes
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import torch
 
 PATH = Path(__file__).parent / "cpp" / ("libmistrnn.dylib" if sys.platform == "darwin" else "libmistrnn.so")
 
@@ -22,6 +25,7 @@ class Call(ctypes.Structure):
 
     _fields_ = (
         *_named(_INT, "cell", "is_double", "threads"),
+        *_named(_POINTER, "team"),
         *_named(_INT, "E", "T", "B", "I", "H", "M", "D", "S"),
         *_named(_POINTER, "delays"),
         *_named(_INT, "layer_norm", "reverse", "save"),
@@ -51,18 +55,19 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         code = ctypes.CDLL(str(path))
-        for function, result, arguments in (
+        signatures: list[tuple[Any, Any, list[Any]]] = [
             (code.mistrnn_call_size, _INT, []),
             (code.mistrnn_best_level, _INT, []),
             (code.mistrnn_run, _INT, [_POINTER, _INT, _INT]),
             (code.mistrnn_stream_new, _POINTER, [_POINTER, _INT]),
             (code.mistrnn_stream_step, None, [_POINTER, _POINTER, _POINTER, _INT]),
             (code.mistrnn_stream_free, None, [_POINTER]),
-        ):
+        ]
+        for function, result, arguments in signatures:
             function.restype, function.argtypes = result, arguments
         if code.mistrnn_call_size() != ctypes.sizeof(Call):
             raise OSError(f"{path} is of another version of mistrnn; install mistrnn again")
-        self._code = code
+        self._code, self._team = code, _team()
         self.stream_step = code.mistrnn_stream_step
         self.stream_free = code.mistrnn_stream_free
         self.level: int = code.mistrnn_best_level()
@@ -70,6 +75,7 @@ class Library:
 
     def run(self, call: Call, *, backward: bool) -> None:
         """Run forwards or backwards."""
+        call.team = self._team
         status = self._code.mistrnn_run(ctypes.byref(call), backward, self.level)
         if status == 1:
             raise MemoryError(f"not enough memory for {call.E} x {call.B} sequences of {call.T} steps")
@@ -81,6 +87,19 @@ class Library:
         if not stream:
             raise MemoryError(f"not enough memory for a stream of {call.B} sequences")
         return int(stream)
+
+
+def _team() -> int | None:
+    """Return the address of GOMP_parallel in the OpenMP that torch has loaded, if there is one.
+
+    Torch's threads keep a core busy for some milliseconds after each of its operations. Working with them instead of beside
+    them makes short runs twice as fast.
+    """
+    try:
+        torch_code = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        return ctypes.cast(torch_code.GOMP_parallel, _POINTER).value
+    except (OSError, AttributeError):
+        return None  # threads of our own serve
 
 
 @cache

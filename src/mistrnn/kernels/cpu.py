@@ -58,8 +58,7 @@ def unavailable(cell: str, dtype: torch.dtype) -> str | None:
 def forward(cell: str, inputs: Mapping[str, Tensor | None], settings: Settings) -> tuple[Tensor, ...]:
     """Return output [E, T, B, H], the final h and c [E, M, B, H] (c only of LSTM, else empty), and what is saved."""
     call, alive = _call(cell, inputs, settings)
-    like = inputs["initial_h"]
-    assert like is not None
+    like = _there(inputs, "initial_h")
     output = like.new_empty(call.E, call.T, call.B, call.H)
     final_h = like.new_empty(call.E, call.M, call.B, call.H)
     final_c = like.new_empty(call.E, call.M, call.B, call.H) if cell == "lstm" else like.new_empty(0)
@@ -120,8 +119,7 @@ INPUTS = (*DIFFERENTIABLE, "clock", "lengths", "reset", "keep_h", "keep_c", "dro
 
 def _call(cell: str, inputs: Mapping[str, Tensor | None], settings: Settings) -> tuple[Call, list[Tensor | None]]:
     """Return the call with all inputs, and the tensors that must live until it is made."""
-    x, weight_ih, weight_hh, initial = (inputs[name] for name in ("x", "weight_ih", "weight_hh", "initial_h"))
-    assert x is not None and weight_ih is not None and weight_hh is not None and initial is not None
+    x, weight_ih, weight_hh, initial = (_there(inputs, name) for name in ("x", "weight_ih", "weight_hh", "initial_h"))
     call = Call(cell=CELLS.index(cell), is_double=x.dtype == torch.float64)
     call.E, call.T, call.B, call.I = x.shape
     call.M, call.H = initial.size(1), initial.size(3)
@@ -155,6 +153,12 @@ def _point(call: Call, name: str, tensor: Tensor | None) -> Tensor | None:
     return tensor
 
 
+def _there(inputs: Mapping[str, Tensor | None], name: str) -> Tensor:
+    tensor = inputs[name]
+    assert tensor is not None, name
+    return tensor
+
+
 def _library() -> Library:
     found = library()
     assert not isinstance(found, str), found
@@ -168,8 +172,7 @@ def new_stream(
 
     The tensors of the state are written to at each step and must outlive the stream; initial_h is the ring [2M, B, H].
     """
-    weight_ih, ring = inputs["weight_ih"], inputs["initial_h"]
-    assert weight_ih is not None and ring is not None
+    weight_ih, ring = _there(inputs, "weight_ih"), _there(inputs, "initial_h")
     x = ring.new_empty(1, 1, ring.size(1), weight_ih.size(1))
     given: dict[str, Tensor | None] = dict.fromkeys(INPUTS)
     given |= {name: None if tensor is None else tensor.unsqueeze(0) for name, tensor in inputs.items()}

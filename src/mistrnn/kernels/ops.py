@@ -1,21 +1,22 @@
-"""The fused forms as torch operators, `torch.ops.mistrnn.<cell>` and `<cell>_backward`, and as functions that torch.func
-can transform.
+"""The fused forms as torch operators, `torch.ops.mistrnn.<cell>` and `<cell>_backward`, and under torch.func.
 
 Every tensor has a trial axis in front: vmap folds its own axis into it, so that many trials are one call.
 
 An operator registered with torch.library carries what export, torch.compile and ordinary autograd need, but torch.func.grad
-cannot see through it (torch 2.13). An autograd.Function can be transformed by torch.func. So layers call `run`, which is a
-Function around the operator, and its backward pass is again such a Function.
+cannot see through it (torch 2.13). An autograd.Function can be transformed by torch.func, but torch.compile stumbles over
+one whose backward pass is again a Function. So `run` takes the operator itself under torch.compile and export, and a
+Function around it otherwise.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mistrnn.kernels import cpu
-from mistrnn.kernels.cpu import CELLS, DIFFERENTIABLE, INPUTS, Settings
+from mistrnn.kernels.cpu import DIFFERENTIABLE, INPUTS, Settings
 
 Tensors = tuple[Tensor, ...]
 Plain = Callable[[Sequence[Tensor | None], Settings], Tensors]
@@ -37,7 +38,8 @@ _COUNT = len(INPUTS)
 
 def run(cell: str, inputs: Sequence[Tensor | None], settings: Settings) -> Tensors:
     """Return output [E, T, B, H], final h and final c [E, M, B, H] (c empty but for LSTM), from INPUTS."""
-    output, final_h, final_c, _ = _Forward.apply(cell, *inputs, *settings)  # type: ignore[no-untyped-call]
+    function = getattr(torch.ops.mistrnn, cell) if torch.compiler.is_compiling() else partial(_Forward.apply, cell)
+    output, final_h, final_c, _ = function(*inputs, *settings)
     return output, final_h, final_c
 
 
@@ -108,11 +110,7 @@ class _Forward(torch.autograd.Function):
         nothing = (None,) * (1 + _COUNT + len(Settings._fields))
         if all(gradient is None for gradient in gradients[:3]):
             return nothing
-        arguments = (*gradients[:3], *tensors, output, saved, *ctx.settings, wanted)
-        if torch.compiler.is_compiling():  # it cannot trace a Function inside a backward pass (torch 2.13)
-            found = getattr(torch.ops.mistrnn, f"{ctx.cell}_backward")(*arguments)
-        else:
-            found = _Backward.apply(ctx.cell, *arguments)  # type: ignore[no-untyped-call]
+        found = _Backward.apply(ctx.cell, *gradients[:3], *tensors, output, saved, *ctx.settings, wanted)  # type: ignore[no-untyped-call]
         kept = [value if need else None for value, need in zip(found, needed, strict=True)]
         return (None, *kept, *nothing[1 + len(kept) :])
 
@@ -149,10 +147,11 @@ class _Backward(torch.autograd.Function):
                 found = plain([replaced.get(k, tensor) for k, tensor in enumerate(tensors)], ctx.settings)
                 return [found[k] for k in here]
 
-            return torch.func.vjp(outputs, inner)[1](outer)[0]
+            found: list[Tensor] = torch.func.vjp(outputs, inner)[1](outer)[0]
+            return found
 
         outer, inner = [gradients[k] for k in here], [tensors[k] for k in has]
-        found, pull = torch.func.vjp(first, outer, inner)
+        found, pull, *_ = torch.func.vjp(first, outer, inner)
         given = [seconds[k] for k in has]
         d_outer, d_inner = pull(
             [torch.zeros_like(value) if d is None else d for d, value in zip(given, found, strict=True)]
@@ -194,19 +193,19 @@ def _fold(
     def folded(argument: Any, dim: int | None) -> Any:
         if not isinstance(argument, Tensor):
             return argument
-        if dim is None:
-            moved = argument.unsqueeze(0).expand(size, *argument.shape)
-        else:
-            moved = argument.movedim(dim, 0)
+        moved = argument.unsqueeze(0).expand(size, *argument.shape) if dim is None else argument.movedim(dim, 0)
         # An empty tensor stands for none and has no trial axis.
         return moved.flatten(0, 1) if argument.dim() - (dim is not None) > 1 else moved[0]
 
     # A list of numbers comes with a list of dims; it is handed on as it is.
     results = function(*(folded(argument, dim) for argument, dim in zip(arguments, in_dims, strict=True)))
-    return (
-        tuple(r.unflatten(0, (size, -1)) if r.dim() > 1 else r.unsqueeze(0).expand(size, 0) for r in results),
-        (0,) * len(results),
-    )
+
+    def unfolded(result: Tensor) -> Tensor:
+        if result.dim() == 1:
+            return result.unsqueeze(0).expand(size, 0)
+        return result.reshape(size, result.size(0) // size, *result.shape[1:])
+
+    return tuple(unfolded(result) for result in results), (0,) * len(results)
 
 
 def _folding(operator: Any) -> Callable[..., tuple[Tensors, tuple[int, ...]]]:

@@ -332,7 +332,8 @@ class RecurrentLayer(nn.Module, ABC):
             return "this layer has only the plain form"
         if like.device.type != "cpu":
             return f"it runs on the CPU, and the parameters are on {like.device}"
-        return _why_not_on_cpu(self.fused_name, like.dtype)
+        reason: str | None = _why_not_on_cpu(self.fused_name, like.dtype)
+        return reason
 
     def _delays(self) -> Sequence[int]:
         """Return the numbers that the fused form is given: delays or periods."""
@@ -412,7 +413,7 @@ def _why_not_on_cpu(cell: str, dtype: torch.dtype) -> str | None:
 
 
 def _has_tangent(tensor: Tensor) -> bool:
-    return forward_ad.unpack_dual(tensor).tangent is not None
+    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
 _told: set[str] = set()

@@ -12,6 +12,7 @@ namespace mistrnn {
 
 struct Call {
   int64_t cell, is_double, threads;
+  void (*team)(void (*)(void*), void*, unsigned, unsigned);  // GOMP_parallel of the OpenMP that torch has loaded, or null
   int64_t E, T, B, I, H, M, D, S;
   const int64_t* delays;  // [D], or the periods
   int64_t layer_norm, reverse, save;

@@ -26,7 +26,7 @@ static inline void tile(const F* a, long row_stride, long k_stride, const F* b, 
                         long c_stride, bool add) {
   Vec<F> acc[Rows][Vectors];
   for (int i = 0; i < Rows; i++)
-    for (int j = 0; j < Vectors; j++) acc[i][j] = add ? load(c + i * c_stride + j * lanes<F>) : (Vec<F>)F(0);
+    for (int j = 0; j < Vectors; j++) acc[i][j] = F(0);
   for (long k = 0; k < k_count; k++) {
     Vec<F> row[Vectors];
     for (int j = 0; j < Vectors; j++) row[j] = load(b + k * b_stride + j * lanes<F>);
@@ -35,8 +35,12 @@ static inline void tile(const F* a, long row_stride, long k_stride, const F* b, 
       for (int j = 0; j < Vectors; j++) acc[i][j] += scalar * row[j];
     }
   }
+  // What was there is added last: a sum of sums rounds less than one long sum.
   for (int i = 0; i < Rows; i++)
-    for (int j = 0; j < Vectors; j++) store(c + i * c_stride + j * lanes<F>, acc[i][j]);
+    for (int j = 0; j < Vectors; j++) {
+      F* to = c + i * c_stride + j * lanes<F>;
+      store(to, add ? load(to) + acc[i][j] : acc[i][j]);
+    }
 }
 
 template <class F, int Vectors>

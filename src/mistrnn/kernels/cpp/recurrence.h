@@ -18,10 +18,11 @@ template <class F> struct Share {
 
 template <class F, class Cell> class Recurrence {
  public:
-  Recurrence(const Call& call, long e, bool is_backward) : rows_(call, arena_, e), is_backward_(is_backward) {}
+  Recurrence(const Call& call, Arena& arena, long e, bool is_backward)
+      : arena_(arena), rows_(call, arena, e), is_backward_(is_backward) {}
 
-  // Describe and lay out the weights, and get memory for blocks of at most `most` sequences.
-  bool prepare(const Call& call, long most) {
+  // Describe and lay out the weights, and get memory for `count` sequences in blocks of at most `most`.
+  bool prepare(const Call& call, long count, long most) {
     Rows<F>& r = rows_;
     const long many = r.D > 4 ? r.D : 4;
     r.gates = arena_.template zeros<Gate>(many);
@@ -46,9 +47,12 @@ template <class F, class Cell> class Recurrence {
       r.dh_rows = arena_.template zeros<F>(most * r.h_stride);
       r.carry_rows = arena_.template zeros<F>(most * r.h_stride);
       for (int k = 0; k < r.reads; k++) r.du_rows[k] = arena_.template zeros<F>(most * r.u_stride);
-      // Weight gradients are one product over as many rows as stay in the cache with what they read.
+      // Weight gradients are one product over as many rows as stay in the cache with what they read, and sums of such
+      // sums; no more rows than that, because a long sum rounds too often.
       const long fit = kChunkBytes / (long)sizeof(F) / (r.W_rows + r.reads * r.u_stride);
-      chunk_rows_ = fit > most ? fit : most;
+      chunk_rows_ = fit < kChunkRows ? fit : kChunkRows;
+      if (chunk_rows_ > count * call.T) chunk_rows_ = count * call.T;
+      if (chunk_rows_ < most) chunk_rows_ = most;
     }
     z_chunk_ = arena_.template zeros<F>(chunk_rows_ * r.W_rows);
     for (int k = 0; k < r.reads; k++) u_chunk_[k] = arena_.template zeros<F>(chunk_rows_ * r.u_stride);
@@ -179,7 +183,7 @@ template <class F, class Cell> class Recurrence {
   long parameter_rows() const { return rows_.G; }
 
  private:
-  static constexpr long kChunkBytes = 512 * 1024;
+  static constexpr long kChunkBytes = 512 * 1024, kChunkRows = 192;
 
   // Room for a last partial vector, and no multiple of 1 KiB, which would crowd rows into the same places of the cache.
   static long stride(long n) {
@@ -302,7 +306,7 @@ template <class F, class Cell> class Recurrence {
     }
   }
 
-  Arena arena_;
+  Arena& arena_;
   Rows<F> rows_;
   Cell cell_;
   const bool is_backward_;

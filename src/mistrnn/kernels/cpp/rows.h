@@ -18,30 +18,42 @@ namespace mistrnn::MISTRNN_ISA {
 
 constexpr int kReads = 2;  // vectors u that a step reads: one, two in MIST
 
-class Arena {  // memory of one thread, freed as a whole
+// The memory of one thread. What one share of the work asks for is there for the next one, which asks for the same sizes
+// in the same order: getting fresh memory from the operating system takes long, and threads wait for each other in it.
+class Arena {
  public:
   ~Arena() {
-    while (count_ > 0) free(held_[--count_]);
+    while (count_ > 0) free(held_[--count_].place);
     free(held_);
   }
   template <class T> T* zeros(long n) {
     const size_t bytes = (size_t)round_up((n > 0 ? n : 1) * (long)sizeof(T), 64);
-    void* p = nullptr;
-    if (count_ == room_) {
-      void** more = (void**)realloc(held_, sizeof(void*) * (room_ + 64));
-      if (!more) return failed = true, nullptr;
-      held_ = more, room_ += 64;
-    }
-    if (posix_memalign(&p, 64, bytes) != 0) return failed = true, nullptr;
-    memset(p, 0, bytes);
-    held_[count_++] = p;
-    return (T*)p;
+    if (next_ < count_ && held_[next_].bytes != bytes)
+      while (count_ > next_) free(held_[--count_].place);
+    if (next_ == count_ && !take(bytes)) return failed = true, nullptr;
+    return (T*)memset(held_[next_++].place, 0, bytes);
   }
+  void start_over() { next_ = 0; }
   bool failed = false;
 
  private:
-  void** held_ = nullptr;
-  long count_ = 0, room_ = 0;
+  struct Piece {
+    void* place;
+    size_t bytes;
+  };
+  bool take(size_t bytes) {
+    if (count_ == room_) {
+      Piece* more = (Piece*)realloc(held_, sizeof(Piece) * (room_ + 64));
+      if (!more) return false;
+      held_ = more, room_ += 64;
+    }
+    void* place = nullptr;
+    if (posix_memalign(&place, 64, bytes) != 0) return false;
+    held_[count_++] = {place, bytes};
+    return true;
+  }
+  Piece* held_ = nullptr;
+  long next_ = 0, count_ = 0, room_ = 0;
 };
 
 struct Sequence {

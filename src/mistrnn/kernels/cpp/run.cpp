@@ -2,6 +2,9 @@
 //
 // Compiled once for every instruction set, with MISTRNN_ISA naming it.
 #include <pthread.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
@@ -44,37 +47,36 @@ class FlushSubnormals {
 #endif
 };
 
-// Call work(0) ... work(count - 1), thread k taking every threads-th. Threads live as long as the call.
+// Call work(0, its thread's memory) ... work(count - 1, ...), member k of the team taking every size-th. The members are the
+// threads of torch's OpenMP if they can be had, else threads that live as long as the call.
 template <class Work> struct Team {
   Work* work;
-  long count, threads;
-  struct Member {
-    Team* team;
-    long first;
-    pthread_t thread;
-    bool started;
-  };
-  static void* member(void* p) {
-    Member* m = (Member*)p;
+  long count, size, next;
+
+  static void* take_places(void* p) {
+    Team* team = (Team*)p;
     FlushSubnormals flush;
-    for (long k = m->first; k < m->team->count; k += m->team->threads) (*m->team->work)(k);
+    Arena arena;
+    for (long k; (k = __atomic_fetch_add(&team->next, 1, __ATOMIC_RELAXED)) < team->size;)
+      for (; k < team->count; k += team->size, arena.start_over()) (*team->work)(k, arena);
     return nullptr;
   }
 };
 
-template <class Work> void in_parallel(long count, long threads, Work work) {
-  constexpr long kMostThreads = 256;
-  typename Team<Work>::Member members[kMostThreads];
-  threads = threads < count ? threads : count;
-  threads = threads < kMostThreads ? threads : kMostThreads;
-  Team<Work> team{&work, count, threads};
-  for (long t = 0; t < threads; t++) members[t] = {&team, t, {}, false};
-  for (long t = 1; t < threads; t++)
-    members[t].started = pthread_create(&members[t].thread, nullptr, Team<Work>::member, &members[t]) == 0;
-  for (long t = 0; t < threads; t++)
-    if (!members[t].started) Team<Work>::member(&members[t]);  // the caller's own share, and what could not be started
-  for (long t = 1; t < threads; t++)
-    if (members[t].started) pthread_join(members[t].thread, nullptr);
+template <class Work> void in_parallel(const Call& call, long count, Work work) {
+  const long size = call.threads < count ? call.threads : count;
+  Team<Work> team{&work, count, size, 0};
+  if (size > 1 && call.team) {
+    call.team([](void* p) { Team<Work>::take_places(p); }, &team, (unsigned)size, 0);
+    return;
+  }
+  constexpr long kMost = 256;
+  pthread_t threads[kMost];
+  long started = 0;
+  for (; started + 1 < size && started < kMost; started++)
+    if (pthread_create(&threads[started], nullptr, Team<Work>::take_places, &team) != 0) break;
+  Team<Work>::take_places(&team);  // the caller takes a place, and those that nobody could be started for
+  while (started > 0) pthread_join(threads[--started], nullptr);
 }
 
 // How many sequences go through time together. A product is fast from 8 rows on; more of them crowd the states out of the
@@ -86,9 +88,27 @@ inline long block_rows(long weight_bytes, long count) {
   return blocks > 0 ? (count + blocks - 1) / blocks : 1;
 }
 
+// Ask for large pages under a big tensor that is about to be written for the first time: the operating system would
+// otherwise hand out its memory in thousands of small ones, which takes longer than to fill them. Only a hint.
+inline void large_pages(void* p, long bytes) {
+#if defined(__linux__)
+  constexpr long kPage = 2 * 1024 * 1024;
+  const uintptr_t first = ((uintptr_t)p + kPage - 1) / kPage * kPage, end = ((uintptr_t)p + bytes) / kPage * kPage;
+  if (p && end > first + kPage) madvise((void*)first, end - first, MADV_HUGEPAGE);
+#else
+  (void)p, (void)bytes;
+#endif
+}
+
 template <class F, class Cell> Status run(const Call& call, bool is_backward) {
   Arena arena;
-  const long E = call.E, B = call.B, T = call.T;
+  const long E = call.E, B = call.B, T = call.T, steps_bytes = E * T * B * (long)sizeof(F);
+  if (is_backward) {
+    large_pages(call.d_x, steps_bytes * call.I);
+  } else {
+    large_pages(call.output, steps_bytes * call.H);
+    if (call.save) large_pages(call.saved, steps_bytes * call.S);
+  }
   if (B == 0 && !is_backward) return kDone;
   // Whole trials for each thread if there are many, else each trial's sequences in as many shares as there are threads.
   long pieces = E >= 4 * call.threads ? 1 : call.threads;
@@ -135,15 +155,15 @@ template <class F, class Cell> Status run(const Call& call, bool is_backward) {
 
   const bool wants_weights = is_backward && call.d_weight_hh;
   volatile bool failed = false;
-  in_parallel(E * pieces, call.threads, [&](long k) {
+  in_parallel(call, E * pieces, [&](long k, Arena& memory) {
     Share<F>& share = shares[k];
     if (share.count == 0 && !wants_weights) return;
-    Recurrence<F, Cell> recurrence(call, share.e, is_backward);
-    Recurrence<F, Cell>& r = recurrence;
+    Recurrence<F, Cell> r(call, memory, share.e, is_backward);
     const long most = block_rows(call.H * call.H * 2 * (long)sizeof(F), share.count);
-    if (!r.prepare(call, most)) return (void)(failed = true);
+    if (!r.prepare(call, share.count, most)) return (void)(failed = true);
     if (wants_weights) {
-      share.dW = (F*)calloc(r.gradient_size() + 2 * r.parameter_rows(), sizeof(F));
+      const long size = r.gradient_size() + 2 * r.parameter_rows();
+      share.dW = pieces == 1 ? memory.zeros<F>(size) : (F*)calloc(size, sizeof(F));
       if (!share.dW) return (void)(failed = true);
       share.d_gain = share.dW + r.gradient_size();
       share.d_norm_bias = share.d_gain + r.parameter_rows();
@@ -153,19 +173,16 @@ template <class F, class Cell> Status run(const Call& call, bool is_backward) {
       if (is_backward) r.backward(call, share.sequences + first, count, share.origins, share.dW, share.d_gain, share.d_norm_bias);
       else r.forward(call, share.sequences + first, count, share.origins);
     }
-    if (wants_weights && pieces == 1) {
-      r.hand_over(call, &share, 1);
-      free(share.dW), share.dW = nullptr;
-    }
+    if (wants_weights && pieces == 1) r.hand_over(call, &share, 1);
   });
   if (wants_weights && pieces > 1 && !failed) {
     for (long e = 0; e < E && !failed; e++) {
-      Recurrence<F, Cell> r(call, e, false);
-      if (r.prepare(call, 1)) r.hand_over(call, shares + e * pieces, pieces);
+      Recurrence<F, Cell> r(call, arena, e, false);
+      if (r.prepare(call, 1, 1)) r.hand_over(call, shares + e * pieces, pieces);
       else failed = true;
     }
   }
-  for (long k = 0; k < E * pieces; k++) free(shares[k].dW);
+  for (long k = 0; pieces > 1 && k < E * pieces; k++) free(shares[k].dW);
   return failed ? kOutOfMemory : kDone;
 }
 
@@ -198,10 +215,11 @@ template <class F, class Cell> struct StreamOf : AnyStream {
   int64_t* delays;
   Sequence* sequences;
   long most;
+  Arena arena;
   Recurrence<F, Cell> recurrence;
 
   explicit StreamOf(const Call& c)
-      : call(c), ring((F*)c.initial_h), delays(nullptr), sequences(nullptr), recurrence(call, 0, false) {
+      : call(c), ring((F*)c.initial_h), delays(nullptr), sequences(nullptr), recurrence(call, arena, 0, false) {
     step = [](AnyStream* stream, const void* x, void* output, long place) {
       ((StreamOf*)stream)->take_step(x, output, place);
     };
@@ -219,9 +237,9 @@ template <class F, class Cell> struct StreamOf : AnyStream {
     sequences = (Sequence*)calloc(call.B, sizeof(Sequence));
     delays = (int64_t*)calloc(call.D + 1, sizeof(int64_t));
     if (!sequences || !delays) return false;
-    memcpy(delays, call.delays, sizeof(int64_t) * call.D);  // the caller's may be gone by the next step
+    for (long d = 0; d < call.D; d++) delays[d] = call.delays[d];  // the caller's may be gone by the next step
     call.delays = delays;
-    if (!recurrence.prepare(call, most)) return false;
+    if (!recurrence.prepare(call, call.B, most)) return false;
     for (long b = 0; b < call.B; b++) sequences[b] = {b, 1, 0, 1};
     return true;
   }

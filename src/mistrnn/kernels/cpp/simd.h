@@ -144,10 +144,13 @@ template <class F> inline Vec<F> exp(Vec<F> x) {
 template <class F> inline Vec<F> sigmoid(Vec<F> x) { return F(1) / (F(1) + exp<F>(-x)); }
 
 template <class F> inline Vec<F> tanh(Vec<F> x) {
-  // (1 - e^-2|x|) / (1 + e^-2|x|), from e^-2|x| - 1, which keeps small x exact.
+  // With e = e^-2|x|: (1 - e) / (1 + e) from 1 - e itself, which is exact for small x, and 1 - 2e / (1 + e) near 1, where
+  // the derivative 1 - tanh(x)^2 lives on the last bits.
   const Split<F> s = split_exp<F>(F(-2) * __builtin_elementwise_abs(x));
-  const Vec<F> minus = s.power * s.rest + (s.power - F(1));
-  return __builtin_elementwise_copysign(-minus / (F(2) + minus), x);
+  const Vec<F> one = F(1), minus = s.power * s.rest + (s.power - one), e = s.power * s.rest + s.power;
+  const auto near_one = e < F(0.25);
+  const Vec<F> part = (near_one ? F(2) * e : -minus) / (one + e);
+  return __builtin_elementwise_copysign(near_one ? one - part : part, x);
 }
 
 }  // namespace mistrnn::MISTRNN_ISA

@@ -1,0 +1,310 @@
+"""The fused CPU forms against the plain forms, by the tolerance rule: every layer, every option, odd sizes, every instruction
+set, any number of threads."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, stack_module_state, vmap
+
+from mistrnn.kernels._library import INSTRUCTION_SETS, Library, library
+from mistrnn.layers import LAYERS, MIST, RNN, RecurrentLayer
+from tests.layers.cases import REGULARISERS, as_tuple, close, every_layer, random_state, randomised, seeded, small
+from tests.tolerance import violations
+
+
+def loaded() -> Library:
+    found = library()
+    assert isinstance(found, Library), found
+    return found
+
+
+def measure(
+    layer: RecurrentLayer, form: Any, dtype: torch.dtype, steps: int, batch: int, probe: str = "every step", **call: Any
+) -> dict[str, Tensor]:
+    """Outputs, states and all gradients of a layer in a form and a dtype, from the same numbers and masks."""
+    layer = layer.to(dtype)
+    layer.form = form
+    layer.zero_grad()
+    with seeded(5):
+        input = torch.randn(steps, batch, layer.input_size, dtype=torch.float64).to(dtype).requires_grad_()
+        state = tuple(
+            part.to(dtype).requires_grad_() if part.is_floating_point() else part
+            for part in as_tuple(random_state(layer.double(), batch))
+        )
+        layer.to(dtype)
+        weights = torch.randn(steps, batch, layer.output_size, dtype=torch.float64).to(dtype)
+        output, final = layer(input, state if len(state) > 1 else state[0], **call)
+    found = {"output": output} | {f"final {k}": p for k, p in enumerate(as_tuple(final)) if p.is_floating_point()}
+    if probe == "every step":
+        loss = (output * weights).sum() + sum((part * 0.1).sum() for part in found.values())
+    else:  # one step in the middle: no gradient arrives from later ones, and few reach the first
+        loss = (output[steps // 2] * weights[0]).sum()
+    loss.backward()
+    found["input.grad"] = input.grad
+    found |= {f"initial {k}.grad": part.grad for k, part in enumerate(state) if part.is_floating_point()}
+    found |= {f"{key}.grad": parameter.grad for key, parameter in layer.named_parameters()}
+    return {key: value.detach().clone() for key, value in found.items() if value is not None}
+
+
+def broken(layer: RecurrentLayer, steps: int, batch: int, **options: Any) -> dict[str, tuple[float, float]]:
+    """What the tolerance rule says about the fused form in float32."""
+    forms = (("fused", torch.float32), ("plain", torch.float32), ("plain", torch.float64))
+    return violations(*(measure(layer, form, dtype, steps, batch, **options) for form, dtype in forms))
+
+
+def tame(layer: RecurrentLayer) -> RecurrentLayer:
+    """Shrink the recurrent weights until rounding is not amplified from step to step: luck would decide otherwise."""
+    with torch.no_grad():
+        for key, parameter in layer.named_parameters():
+            if key.startswith("weight_hh"):
+                parameter.mul_(0.5 / (parameter.square().mean().sqrt() * parameter.size(1) ** 0.5))
+    return layer
+
+
+def sized(name: str, hidden: int, input_size: int = 2, **options: Any) -> RecurrentLayer:
+    if name == "clockwork":
+        options.setdefault("periods", [1, 2, 4])
+        hidden = max(3, hidden // 3 * 3)
+    with seeded(1):
+        return tame(LAYERS[name](input_size, hidden, **options, dtype=torch.float64))
+
+
+@every_layer
+def test_auto_takes_the_fused_form_here(name: str) -> None:
+    layer = LAYERS[name](1, 8)
+    assert layer.form == "auto"
+    assert layer._takes_fused(layer.weight_hh_l0, [])
+    layer.form = "plain"
+    assert not layer._takes_fused(layer.weight_hh_l0, [])
+
+
+@every_layer
+@pytest.mark.parametrize("regulariser", list(REGULARISERS))
+@pytest.mark.parametrize("training", [True, False])
+def test_options_lengths_resets_and_directions(name: str, regulariser: str, training: bool) -> None:
+    with seeded(2):
+        layer = tame(small(name, hidden_size=18, num_layers=2, bidirectional=True, **REGULARISERS[regulariser]))
+        reset = torch.rand(15, 4) < 0.15
+    layer.train(training)
+    assert broken(layer, 15, 4, lengths=[9, 15, 0, 12], reset=reset) == {}
+
+
+@every_layer
+@pytest.mark.parametrize(("hidden", "batch", "steps"), [(1, 1, 1), (7, 3, 129), (16, 33, 4), (139, 2, 30), (198, 9, 5)])
+def test_odd_sizes(name: str, hidden: int, batch: int, steps: int) -> None:
+    assert broken(sized(name, hidden), steps, batch) == {}
+
+
+@every_layer
+def test_a_thousand_units(name: str) -> None:
+    options: dict[str, Any] = {"mist": {"delays": 3}, "narx": {"delays": 2}}.get(name, {})
+    assert broken(sized(name, 1024, **options), 3, 2) == {}
+
+
+@every_layer
+def test_ten_thousand_steps(name: str) -> None:
+    options: dict[str, Any] = {"mist": {"delays": 3}, "narx": {"delays": 2}}.get(name, {})
+    assert broken(sized(name, 6, 1, **options), 10_000, 1) == {}
+
+
+@pytest.mark.parametrize("name", ["mist", "narx"])
+def test_delays_of_thousands_of_steps(name: str) -> None:
+    assert broken(sized(name, 5, delays=[1, 700, 4096]), 300, 2) == {}  # shorter than the delays
+    if name == "mist":
+        assert broken(sized(name, 5, delays=[4096, 2]), 4200, 1) == {}
+
+
+@every_layer
+@pytest.mark.parametrize("regulariser", ["plain", "all"])
+@pytest.mark.parametrize("level", range(len(INSTRUCTION_SETS)), ids=INSTRUCTION_SETS)
+def test_every_instruction_set(name: str, regulariser: str, level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if level > loaded().level:
+        pytest.skip(f"this machine has no {INSTRUCTION_SETS[level]}")
+    monkeypatch.setattr(loaded(), "level", level)
+    with seeded(2):
+        layer = tame(small(name, hidden_size=27, input_size=5, **REGULARISERS[regulariser]))
+    assert broken(layer, 20, 5, lengths=[20, 3, 20, 11, 8]) == {}
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@every_layer
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("own", [False, True], ids=["torch's threads", "own threads"])
+def test_any_number_of_threads(name: str, own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if own:
+        monkeypatch.setattr(loaded(), "_team", None)
+    monkeypatch.setattr("mistrnn.kernels.cpu.WORTH_A_THREAD", 1)
+    layer = sized(name, 24)
+    for count in (2, 3, 7):
+        torch.set_num_threads(count)
+        assert broken(layer, 12, 5, lengths=[12, 4, 9, 12, 1]) == {}
+        first, second = (measure(layer, "fused", torch.float32, 12, 5) for _ in range(2))
+        assert all(torch.equal(first[key], second[key]) for key in first)  # the same call, the same bits
+
+
+@every_layer
+def test_every_value_is_written(name: str) -> None:
+    """In this mode torch fills new memory with NaN: whatever the compiled code forgets to write would show."""
+    with seeded(2):
+        layer = small(name, hidden_size=9, bidirectional=True, layer_norm=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = measure(layer, "fused", torch.float64, 7, 3, lengths=[0, 7, 3])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(value.isfinite().all() for value in found.values())
+    close(tuple(found.values()), tuple(measure(layer, "plain", torch.float64, 7, 3, lengths=[0, 7, 3]).values()), 1e-10)
+
+
+@every_layer
+def test_padding_may_hold_anything(name: str) -> None:
+    layer = small(name, bidirectional=True)
+    layer.form = "fused"
+    input = torch.randn(6, 2, 3, dtype=torch.float64)
+    input[4:, 1] = float("nan")
+    input.requires_grad_()
+    output, _ = layer(input, lengths=[6, 4])
+    output.sum().backward()
+    assert output.isfinite().all()
+    assert input.grad is not None
+    assert not input.grad[4:, 1].any()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
+
+
+@every_layer
+def test_steps_that_no_gradient_reaches_are_skipped_rightly(name: str) -> None:
+    layer = sized(name, 16)
+    assert broken(layer, 40, 3, probe="middle") == {}
+    with torch.no_grad():
+        layer.weight_hh_l0.mul_(1e-3)  # the gradient vanishes within a few steps
+    fused, plain = (measure(layer, form, torch.float32, 60, 3, probe="middle") for form in ("fused", "plain"))
+    for key, value in fused.items():
+        torch.testing.assert_close(value, plain[key], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("flush", [False, True])
+def test_subnormals_count_as_zero_on_every_thread_and_the_mode_is_put_back(
+    flush: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mistrnn.kernels.cpu.WORTH_A_THREAD", 1)
+    torch.set_num_threads(2)
+    layer = RNN(1, 4)
+    with torch.no_grad():
+        layer.weight_hh_l0.copy_(torch.eye(4) * 0.5)
+    small_number = torch.tensor(1e-39)
+    input = torch.randn(140, 32, 1)
+
+    def subnormals(form: Any) -> int:
+        layer.form = form
+        x = input.clone().requires_grad_()
+        layer(x)[0][-1].sum().backward()
+        assert x.grad is not None
+        return int(((x.grad != 0) & (x.grad.abs() < torch.finfo(torch.float32).tiny)).sum())
+
+    torch.set_flush_denormal(flush)
+    try:
+        assert subnormals("fused") == 0
+        assert bool(small_number * 1 != 0) is not flush  # the caller's own mode
+    finally:
+        torch.set_flush_denormal(False)
+    assert subnormals("plain") > 100  # or there was nothing to flush
+
+
+def stacked(name: str, count: int) -> tuple[RecurrentLayer, dict[str, Tensor]]:
+    with seeded(3):
+        layers = [small(name, hidden_size=9) for _ in range(count)]
+    parameters, _ = stack_module_state(list(layers))
+    return layers[0], parameters
+
+
+@every_layer
+def test_a_trial_full_of_nan_leaves_the_others_bit_identical(name: str) -> None:
+    layer, parameters = stacked(name, 3)
+    input = torch.randn(3, 8, 4, 3, dtype=torch.float64)
+
+    def loss(values: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(layer, values, (x,))[0].square().sum()
+
+    gradients = vmap(grad(loss))(parameters, input)
+    spoilt = {key: value.clone() for key, value in parameters.items()}
+    spoilt["weight_hh_l0"][1] = float("nan")
+    beside = vmap(grad(loss))(spoilt, input)
+    for key, value in gradients.items():
+        assert torch.equal(value[[0, 2]], beside[key][[0, 2]]), key
+    assert beside["weight_hh_l0"][1].isnan().any()
+
+
+@every_layer
+def test_trials_are_an_axis_in_any_order_of_transformations(name: str) -> None:
+    layer, parameters = stacked(name, 6)
+    input = torch.randn(7, 2, 3, dtype=torch.float64)
+
+    def loss(values: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(layer, values, (x,))[0].square().sum()
+
+    expected = [grad(loss)({key: value[k] for key, value in parameters.items()}, input) for k in range(6)]
+    inside = vmap(grad(loss), in_dims=(0, None))(parameters, input)
+    outside = grad(lambda values: vmap(loss, in_dims=(0, None))(values, input).sum())(parameters)
+    pairs = {key: value.unflatten(0, (2, 3)) for key, value in parameters.items()}
+    nested = vmap(vmap(grad(loss), in_dims=(0, None)), in_dims=(0, None))(pairs, input)
+    for key in parameters:
+        wanted = torch.stack([gradients[key] for gradients in expected])
+        for found in (inside[key], outside[key], nested[key].flatten(0, 1)):
+            close(found, wanted, 1e-10)
+
+
+@every_layer
+def test_gradients_that_arrive_in_any_layout(name: str) -> None:
+    """`sum` sends one number to every element, a transposed loss sends strides of its own."""
+    layer = small(name, hidden_size=6, batch_first=True)
+    layer.form = "fused"
+    input = torch.randn(3, 5, 3, dtype=torch.float64)
+    results = []
+    for loss in (
+        lambda y: y.sum(),
+        lambda y: (y * torch.ones_like(y)).sum(),
+        lambda y: (y.permute(2, 1, 0).contiguous() * torch.ones(6, 5, 3, dtype=y.dtype)).sum(),
+    ):
+        layer.zero_grad()
+        loss(layer(input)[0]).backward()
+        results.append(tuple(p.grad.clone() for p in layer.parameters() if p.grad is not None))
+    close(results[1], results[0], 1e-12)
+    close(results[2], results[0], 1e-12)
+
+
+@every_layer
+def test_second_derivatives_come_from_the_plain_form(name: str) -> None:
+    layer = small(name, hidden_size=6)
+    input = torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
+    found = []
+    for form in ("fused", "plain"):
+        layer.form = form  # type: ignore[assignment]
+        (first,) = torch.autograd.grad(layer(input)[0].sin().sum(), input, create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), [input, *layer.parameters()]))
+    close(found[0], found[1], 1e-10)
+
+
+def test_gradients_of_only_what_is_asked_for() -> None:
+    layer = randomised(MIST(2, 5, delays=3, dtype=torch.float64))
+    input = torch.randn(6, 2, 2, dtype=torch.float64)
+    whole = torch.autograd.grad(layer(input)[0].sum(), list(layer.parameters()))
+    layer.weight_ih_l0.requires_grad_(False)
+    layer.bias_l0.requires_grad_(False)
+    (alone,) = torch.autograd.grad(layer(input)[0].sum(), [layer.weight_hh_l0])
+    close(alone, whole[1])
+    for parameter in layer.parameters():
+        parameter.requires_grad_(False)
+    input.requires_grad_()
+    (of_input,) = torch.autograd.grad(layer(input)[0].sum(), [input])
+    layer.form = "plain"
+    close(of_input, torch.autograd.grad(layer(input)[0].sum(), [input])[0])

@@ -1,0 +1,147 @@
+"""The registered operators under opcheck, torch.compile, export and torch.func."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call, jacfwd, jacrev
+
+from mistrnn.kernels.cpu import INPUTS, Settings, saved_size
+from mistrnn.layers import LAYERS, RecurrentLayer
+from tests.layers.cases import as_tuple, close, every_layer, random_state, small
+
+
+def operator_arguments(name: str, everything: bool) -> tuple[Any, ...]:
+    """Arguments of an operator with two trials; with everything: layer norm, masks, lengths, resets, backwards in time."""
+    layer = small(name, hidden_size=6, layer_norm=everything)
+    trials, steps, batch = 2, 5, 3
+    memory = layer._memory()
+    tensors: dict[str, Tensor | None] = dict.fromkeys(INPUTS)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(trials, *shape, dtype=torch.float64, requires_grad=True)
+
+    tensors |= {short: draw(*value.shape) for short, value in layer._weights(0, 0).items()}
+    tensors |= {"x": draw(steps, batch, 3), "initial_h": draw(memory, batch, 6)}
+    if name == "lstm":
+        tensors["initial_c"] = draw(memory, batch, 6)
+    if name == "clockwork":
+        tensors["clock"] = torch.randint(0, 5, (trials, batch))
+    if everything:
+        tensors["lengths"] = torch.tensor([[5, 2, 0], [3, 5, 5]])
+        tensors["reset"] = torch.rand(trials, steps, batch) < 0.2
+        tensors["keep_h"] = torch.rand(trials, steps, batch, 6) < 0.3
+        tensors["keep_c"] = torch.rand(trials, steps, batch, 6) < 0.3 if name == "lstm" else None
+        tensors["dropout"] = torch.rand(trials, batch, 6, dtype=torch.float64)
+    settings = Settings(list(layer._delays()), 0.0, reverse=everything, save=True)
+    return tuple(tensors[key] for key in INPUTS) + tuple(settings)
+
+
+@every_layer
+@pytest.mark.parametrize("everything", [False, True])
+def test_opcheck_passes_forwards(name: str, everything: bool) -> None:
+    torch.library.opcheck(getattr(torch.ops.mistrnn, name), operator_arguments(name, everything))
+
+
+@every_layer
+@pytest.mark.parametrize("everything", [False, True])
+def test_opcheck_passes_backwards(name: str, everything: bool) -> None:
+    arguments = operator_arguments(name, everything)
+    with torch.no_grad():
+        output, final_h, final_c, saved = getattr(torch.ops.mistrnn, name)(*arguments)
+    gradients = (
+        torch.randn_like(output),
+        torch.randn_like(final_h),
+        torch.randn_like(final_c) if name == "lstm" else None,
+    )
+    tensors, settings = arguments[: len(INPUTS)], arguments[len(INPUTS) :]
+    whole = (*gradients, *tensors, output, saved, *settings, [True, True, True])
+    # Second derivatives go through the plain form; its loop over time is too much for opcheck's tracing.
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(getattr(torch.ops.mistrnn, f"{name}_backward"), whole, test_utils=checks)
+
+
+@every_layer
+def test_operators_have_their_own_vmap_rule(name: str) -> None:
+    arguments = tuple(a.detach() if isinstance(a, Tensor) else a for a in operator_arguments(name, True))
+    operator = getattr(torch.ops.mistrnn, name)
+    more = tuple(torch.stack([a, a.flip(0)]) if isinstance(a, Tensor) else a for a in arguments)
+    dims = tuple(0 if isinstance(a, Tensor) else None for a in arguments)
+    found = torch.vmap(operator, in_dims=dims)(*more)
+    for k in range(2):
+        expected = operator(*(a[k] if isinstance(a, Tensor) else a for a in more))
+        for value, wanted in zip(found, expected, strict=True):
+            assert torch.equal(value[k], wanted)
+
+
+@every_layer
+def test_what_is_saved_has_the_size_that_is_told(name: str) -> None:
+    layer = LAYERS[name](2, 24, layer_norm=True)
+    rows = layer.weight_ih_l0.size(0)
+    for zoneout in (0.0, 0.2):
+        settings = Settings(list(layer._delays()), zoneout, reverse=False, save=True)
+        size = saved_size(name, rows, 24, settings, layer_norm=True)
+        assert size < 11 * 24 + 2 * 24  # values per step and sequence: a few states' worth
+
+
+def graph_sizes(layer: RecurrentLayer, steps: int, backend_calls: list[int]) -> Any:
+    def count(graph: torch.fx.GraphModule, _: Any) -> Any:
+        backend_calls.append(len(graph.graph.nodes))
+        return graph.forward
+
+    torch._dynamo.reset()
+    return torch.compile(layer, fullgraph=True, backend=count)(torch.randn(steps, 2, 3, dtype=torch.float64))
+
+
+@every_layer
+def test_compiled_graph_does_not_grow_with_time(name: str) -> None:
+    layer, sizes = small(name, num_layers=2), []
+    graph_sizes(layer, 3, sizes)
+    start = time.perf_counter()
+    graph_sizes(layer, 10_000, sizes)
+    assert time.perf_counter() - start < 20
+    assert sizes[0] == sizes[1]
+
+
+@every_layer
+def test_compiled_gradients_and_any_length_without_recompiling(name: str) -> None:
+    layer = small(name, zoneout=0.2, layer_norm=True, bidirectional=True).eval()
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for steps in (5, 9, 40):
+            input = torch.randn(steps, 2, 3, dtype=torch.float64, requires_grad=True)
+            results = []
+            for module in (compiled, layer):
+                layer.zero_grad()
+                output, state = module(input)
+                (output.square().sum() + as_tuple(state)[0].sum()).backward()
+                results.append((output, input.grad, *(p.grad for p in layer.parameters())))
+                input.grad = None
+            close(results[0], results[1], 1e-10)
+
+
+@every_layer
+def test_exported_program_holds_one_operator_and_takes_any_length(name: str) -> None:
+    layer = small(name).eval()
+    steps = torch.export.Dim("steps", min=2, max=100_000)
+    example = torch.randn(7, 2, 3, dtype=torch.float64)
+    exported = torch.export.export(layer, (example,), dynamic_shapes=({0: steps},))
+    targets = [str(node.target) for node in exported.graph.nodes if "mistrnn" in str(node.target)]
+    assert targets == [f"mistrnn.{name}.default"]
+    longer = torch.randn(31, 2, 3, dtype=torch.float64)
+    close(exported.module()(longer)[0], layer(longer)[0])
+
+
+@every_layer
+def test_jacobians_by_either_mode_agree(name: str) -> None:
+    layer = small(name)
+    state, input = random_state(layer, 2), torch.randn(3, 2, 3, dtype=torch.float64)
+    parameters = {key: value.detach() for key, value in layer.named_parameters()}
+
+    def outputs(x: Tensor) -> Tensor:
+        return functional_call(layer, parameters, (x, state))[0]
+
+    close(jacfwd(outputs)(input), jacrev(outputs)(input), 1e-10)

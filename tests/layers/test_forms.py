@@ -1,0 +1,133 @@
+"""Which form a layer takes, and what it says when it cannot take the one that was asked for."""
+
+import copy
+import pickle
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from mistrnn.kernels import cpu
+from mistrnn.layers import LAYERS, MIST, RecurrentLayer, _layer
+from tests.layers.cases import every_layer, small
+
+
+@pytest.fixture
+def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "library", lambda: "mistrnn was installed without its compiled code")
+    monkeypatch.setattr(_layer, "_told", set())
+
+
+def test_form_is_one_of_three() -> None:
+    with pytest.raises(ValueError, match="MIST: expected form to be one of auto, plain, fused, got 'fast'."):
+        MIST(1, 2).form = "fast"  # type: ignore[assignment]
+
+
+@every_layer
+def test_forms_agree(name: str) -> None:
+    layer, input = small(name), torch.randn(5, 2, 3, dtype=torch.float64)
+    outputs = []
+    for form in ("fused", "plain", "auto"):
+        layer.form = form  # type: ignore[assignment]
+        outputs.append(layer(input)[0])
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-12, atol=1e-12)
+    assert torch.equal(outputs[0], outputs[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_refused_if_fused_is_asked_for_and_told_once_if_not(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_layer, "_told", set())
+    layer, input = MIST(3, 8, dtype=dtype), torch.randn(5, 2, 3, dtype=dtype)
+    with pytest.warns(UserWarning, match="MIST runs in its plain form, which is slower: it computes in float32 and"):
+        layer(input)
+    layer(input)  # no second time: a warning would be an error here
+    layer.form = "fused"
+    name = str(dtype).removeprefix("torch.")
+    with pytest.raises(RuntimeError, match=f'because form="fused", but it computes in .* the parameters are {name}'):
+        layer(input)
+    with pytest.raises(RuntimeError, match='because form="fused"'):
+        layer.stream(2)
+
+
+@pytest.mark.usefixtures("no_library")
+def test_without_the_library_the_plain_form_serves_and_says_so() -> None:
+    layer, input = MIST(3, 8), torch.randn(5, 2, 3)
+    with pytest.warns(
+        UserWarning, match="plain form, which is slower: mistrnn was installed without its compiled code"
+    ):
+        output, _ = layer(input)
+    stream = layer.stream(2)
+    torch.testing.assert_close(torch.stack([stream(x) for x in input]), output)
+    layer.form = "fused"
+    with pytest.raises(RuntimeError, match="but mistrnn was installed without its compiled code"):
+        layer(input)
+    layer.form = "plain"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer(input)
+
+
+def test_a_layer_of_ones_own_has_only_the_plain_form_and_nothing_is_said() -> None:
+    class Own(RecurrentLayer):
+        def _row_blocks(self) -> list[int]:
+            return [self.hidden_size]
+
+        def _step(self, weights: Any, dropout: Any) -> Any:
+            return lambda x, past: (torch.tanh(x + past(1)),)
+
+    layer = Own(3, 4)
+    assert layer(torch.randn(5, 2, 3))[0].shape == (5, 2, 4)
+    layer.form = "fused"
+    with pytest.raises(RuntimeError, match="Own: expected the fused form to serve.*this layer has only the plain form"):
+        layer(torch.randn(5, 2, 3))
+
+
+@pytest.mark.gpu
+def test_fused_is_refused_on_a_device_that_it_does_not_serve() -> None:
+    layer = MIST(3, 8, device="cuda")
+    layer.form = "fused"
+    with pytest.raises(RuntimeError, match="it runs on the CPU, and the parameters are on cuda"):
+        layer(torch.randn(5, 2, 3, device="cuda"))
+
+
+@every_layer
+def test_form_goes_with_copies_and_pickles(name: str) -> None:
+    layer = LAYERS[name](3, 8)
+    layer.form = "plain"
+    assert copy.deepcopy(layer).form == "plain"
+    assert pickle.loads(pickle.dumps(layer)).form == "plain"
+    assert "form" not in layer.state_dict()
+
+
+@every_layer
+def test_streams_of_both_forms_agree_and_fused_ones_are_not_copied(name: str) -> None:
+    layer = small(name, num_layers=2, zoneout=0.2, layer_norm=True).eval()
+    inputs, resets = torch.randn(12, 3, 3, dtype=torch.float64), torch.rand(12, 3) < 0.2
+    outputs, states = [], []
+    for form in ("fused", "plain"):
+        layer.form = form  # type: ignore[assignment]
+        stream = layer.stream(3)
+        outputs.append(torch.stack([stream(x, r) for x, r in zip(inputs, resets, strict=True)]))
+        states.append(stream.state if isinstance(stream.state, tuple) else (stream.state,))
+        if form == "fused":
+            with pytest.raises(TypeError, match="a running stream cannot be copied or pickled"):
+                copy.deepcopy(stream)
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-12, atol=1e-12)
+    for fused, plain in zip(*states, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-12, atol=1e-12)
+
+
+def test_stream_takes_weights_and_state_as_they_are_when_it_is_made() -> None:
+    layer = small("mist").eval()
+    layer.form = "fused"
+    state = torch.randn(1, 4, 2, 6, dtype=torch.float64)
+    expected = layer(torch.ones(6, 2, 3, dtype=torch.float64), state.clone())[0]
+    stream = layer.stream(2, state)
+    with torch.no_grad():
+        layer.weight_hh_l0.zero_()
+    state.zero_()
+    found = torch.stack([stream(torch.ones(2, 3, dtype=torch.float64)) for _ in range(6)])
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
