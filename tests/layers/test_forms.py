@@ -20,7 +20,7 @@ def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_form_is_one_of_three() -> None:
-    with pytest.raises(ValueError, match="MIST: expected form to be one of auto, plain, fused, got 'fast'."):
+    with pytest.raises(ValueError, match="MIST: expected form to be one of auto, plain, fused"):
         MIST(1, 2).form = "fast"  # type: ignore[assignment]
 
 
@@ -81,7 +81,9 @@ def test_a_layer_of_ones_own_has_only_the_plain_form_and_nothing_is_said() -> No
     layer = Own(3, 4)
     assert layer(torch.randn(5, 2, 3))[0].shape == (5, 2, 4)
     layer.form = "fused"
-    with pytest.raises(RuntimeError, match="Own: expected the fused form to serve.*this layer has only the plain form"):
+    with pytest.raises(
+        RuntimeError, match=r"Own: expected the fused form to serve.*this layer has only the plain form"
+    ):
         layer(torch.randn(5, 2, 3))
 
 

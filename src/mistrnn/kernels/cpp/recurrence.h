@@ -93,8 +93,10 @@ template <class F, class Cell> class Recurrence {
       for (long m = 0; call.final_h && m < r.M; m++)
         memcpy((F*)call.final_h + r.e * r.M * call.B * r.H + r.mask_row(i, m), r.past(i, q.length, r.M - m),
                sizeof(F) * r.H);
-      for (long t = q.length; t < call.T; t++)
+      for (long t = q.length; t < call.T; t++) {
         memset((F*)call.output + ((r.e * call.T + t) * call.B + q.b) * r.H, 0, sizeof(F) * r.H);
+        if (call.save) memset(r.saved(i, t), 0, sizeof(F) * call.S);
+      }
     }
     cell_.finish(r);
   }
@@ -183,7 +185,7 @@ template <class F, class Cell> class Recurrence {
   long parameter_rows() const { return rows_.G; }
 
  private:
-  static constexpr long kChunkBytes = 512 * 1024, kChunkRows = 192;
+  static constexpr long kChunkBytes = 512 * 1024, kChunkRows = 64;
 
   // Room for a last partial vector, and no multiple of 1 KiB, which would crowd rows into the same places of the cache.
   static long stride(long n) {

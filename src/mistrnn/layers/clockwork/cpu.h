@@ -37,6 +37,7 @@ template <class F> struct Clockwork : PlainCell<F> {
       const F* before = r.past(i, s, 1);
       r.read_h(0, i, before), r.read_x(0, i, s);
       memcpy(r.fresh(i), before, sizeof(F) * r.H);
+      if (r.call.save) memset(r.saved(i, s), 0, sizeof(F) * r.call.S);  // groups that do not tick save nothing
     }
     for (long g = 0; g < r.D; g++) {
       if (!any_ticks(r, n, s, g)) continue;
