@@ -13,6 +13,7 @@ test: .venv/ready
 
 # No speed is reported unless the tests of what is measured are green.
 bench: .venv/ready
+	$(BIN)/python benchmarks/cpu.py
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/training/test_group.py
 	$(BIN)/python benchmarks/sweep.py
 

@@ -5,14 +5,13 @@ in this one run.
 """
 
 import argparse
-import os
-import platform
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from machine import heading
 
 from mistrnn.tasks import Task, make_task
 from mistrnn.training import Study
@@ -70,9 +69,7 @@ def main() -> None:
     lines = [
         f"# One sweep of {TRIALS} trials against {TRIALS} separate runs",
         "",
-        f"{processor()}, {torch.get_num_threads()} threads, {os.cpu_count()} cores; Python {platform.python_version()}, "
-        f"torch {torch.__version__}; {time.strftime('%Y-%m-%d')}; `python benchmarks/sweep.py`; plain forms, fp32, "
-        f"mean of {STEPS - 1} optimisation steps.",
+        heading("python benchmarks/sweep.py", f"fp32, mean of {STEPS - 1} optimisation steps."),
         "",
         f"| study | {TRIALS} runs, one by one: ms per step of all | one sweep: ms per step of all | the sweep is faster by |",
         "| --- | --- | --- | --- |",
@@ -83,17 +80,6 @@ def main() -> None:
         print(lines[-1], flush=True)
     if arguments.record:
         arguments.record.write_text("\n".join(lines) + "\n")
-
-
-def processor() -> str:
-    """Return the name of the processor, where the system tells it."""
-    info = Path("/proc/cpuinfo")
-    names = (
-        [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-        if info.exists()
-        else []
-    )
-    return names[0] if names else platform.machine()
 
 
 if __name__ == "__main__":

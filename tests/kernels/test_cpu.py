@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from mistrnn.kernels._library import INSTRUCTION_SETS, Library, library
+from mistrnn.kernels import _library
+from mistrnn.kernels._library import INSTRUCTION_SETS, Library
 from mistrnn.layers import LAYERS, MIST, RNN, RecurrentLayer
 from tests.layers.cases import REGULARISERS, as_tuple, close, every_layer, random_state, randomised, seeded, small
 from tests.tolerance import violations
 
 
 def loaded() -> Library:
-    found = library()
-    assert isinstance(found, Library), found
-    return found
+    assert _library.library is not None, _library.problem
+    return _library.library
 
 
 def measure(

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from mistrnn.kernels import cpu
+from mistrnn.kernels import _library
 from mistrnn.layers import LAYERS, MIST, RecurrentLayer, _layer
 from tests.layers.cases import every_layer, small
 
 
 @pytest.fixture
 def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "library", lambda: "mistrnn was installed without its compiled code")
+    monkeypatch.setattr(_library, "library", None)
+    monkeypatch.setattr(_library, "problem", "mistrnn was installed without its compiled code")
     monkeypatch.setattr(_layer, "_told", set())
 
 

@@ -2,7 +2,6 @@
 
 import ctypes
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +101,16 @@ def _team() -> int | None:
         return None  # threads of our own serve
 
 
-@cache
-def library() -> Library | str:
-    """Return the library, or why there is none."""
+def _load() -> Library | str:
     if not PATH.exists():
         return f"mistrnn was installed without its compiled code ({PATH.name}); `pip install mistrnn` brings it along"
     try:
         return Library(PATH)
     except OSError as error:
         return f"its compiled code cannot be loaded: {error}"
+
+
+_found = _load()
+library: Library | None = None if isinstance(_found, str) else _found
+problem: str | None = _found if isinstance(_found, str) else None
+"""Why there is no library. Found out when mistrnn is imported, so that torch.compile sees a constant."""

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mistrnn.kernels._library import Call, Library, library
+from mistrnn.kernels import _library
+from mistrnn.kernels._library import Call, Library
 
 CELLS = ("mist", "narx", "clockwork", "rnn", "lstm", "gru")
 """In the order of the library's own numbers."""
@@ -51,8 +52,7 @@ def unavailable(cell: str, dtype: torch.dtype) -> str | None:
         return f"there is none for {cell}"
     if dtype not in DTYPES:
         return f"it computes in float32 and float64, and the parameters are {str(dtype).removeprefix('torch.')}"
-    found = library()
-    return found if isinstance(found, str) else None
+    return _library.problem
 
 
 def forward(cell: str, inputs: Mapping[str, Tensor | None], settings: Settings) -> tuple[Tensor, ...]:
@@ -65,7 +65,7 @@ def forward(cell: str, inputs: Mapping[str, Tensor | None], settings: Settings) 
     saved = like.new_empty(call.E, call.T, call.B, call.S) if settings.save else like.new_empty(0)
     for name, tensor in {"output": output, "final_h": final_h, "final_c": final_c, "saved": saved}.items():
         setattr(call, name, tensor.data_ptr() or None)
-    _library().run(call, backward=False)
+    _code().run(call, backward=False)
     del alive
     return output, final_h, final_c, saved
 
@@ -105,7 +105,7 @@ def backward(
         result = torch.empty(tensor.shape, dtype=tensor.dtype)
         setattr(call, f"d_{name}", result.data_ptr() or None)
         results.append(result)
-    _library().run(call, backward=True)
+    _code().run(call, backward=True)
     del alive
     return tuple(results)
 
@@ -159,10 +159,9 @@ def _there(inputs: Mapping[str, Tensor | None], name: str) -> Tensor:
     return tensor
 
 
-def _library() -> Library:
-    found = library()
-    assert not isinstance(found, str), found
-    return found
+def _code() -> Library:
+    assert _library.library is not None, _library.problem
+    return _library.library
 
 
 def new_stream(
@@ -179,7 +178,7 @@ def new_stream(
     call, alive = _call(cell, {**given, "x": x}, settings)
     call.M = memory
     call.final_c = call.initial_c
-    code = _library()
+    code = _code()
     stream = code.new_stream(call)  # it keeps a copy of the call, and the weights in its own order
     del alive
     return stream, code.stream_step, code.stream_free

@@ -332,8 +332,7 @@ class RecurrentLayer(nn.Module, ABC):
             return "this layer has only the plain form"
         if like.device.type != "cpu":
             return f"it runs on the CPU, and the parameters are on {like.device}"
-        reason: str | None = _why_not_on_cpu(self.fused_name, like.dtype)
-        return reason
+        return cpu.unavailable(self.fused_name, like.dtype)
 
     def _delays(self) -> Sequence[int]:
         """Return the numbers that the fused form is given: delays or periods."""
@@ -405,11 +404,6 @@ class RecurrentLayer(nn.Module, ABC):
     def _extra_arguments(self) -> list[str]:
         """Return the layer's own arguments for the repr, as `name=value`."""
         return []
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _why_not_on_cpu(cell: str, dtype: torch.dtype) -> str | None:
-    return cpu.unavailable(cell, dtype)
 
 
 def _has_tangent(tensor: Tensor) -> bool:

@@ -41,7 +41,7 @@ def bytes_per_trial(study: Study, task: Task, device: torch.device) -> int:
 
     What the backward pass keeps is measured on one and two sequences, because it is linear in the batch.
     """
-    one, two = (_bytes_kept(study, task, batch) for batch in (1, 2))
+    one, two = (_bytes_kept(study, task, batch, device) for batch in (1, 2))
     step = STEP_FACTOR * (one + (two - one) * (study.batch_size - 1))
     width = study.dtype.itemsize * (study.hidden + task.input_size + task.output_size)
     validation = EVALUATION_FACTOR * _steps_at_once(study, task) * evaluation_batch(study, device) * width
@@ -54,9 +54,11 @@ def _steps_at_once(study: Study, task: Task) -> int:
     return min(task.steps, study.truncate or task.steps)
 
 
-def _bytes_kept(study: Study, task: Task, batch: int) -> int:
+def _bytes_kept(study: Study, task: Task, batch: int, device: torch.device) -> int:
     """Return the size of the tensors that autograd keeps for one model's backward pass over a batch."""
     model = study.model(task)
+    if device.type != "cpu":  # measured on the CPU, in the form that the device will run: only the CPU has a fused one
+        model.layer.form = "plain"
     storages: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:

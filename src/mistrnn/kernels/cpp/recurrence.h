@@ -265,6 +265,8 @@ template <class F, class Cell> class Recurrence {
       const F* d = (const F*)call.d_output + r.e * call.d_output_trial + q.time(s) * call.d_output_time +
                    q.b * call.d_output_sequence;
       if (call.d_output_unit == 1) add(dh, d);
+      else if (call.d_output_unit == 0)  // one number for all units, as the gradient of a sum is
+        for (long j = 0; j < r.H; j++) dh[j] += d[0];
       else
         for (long j = 0; j < r.H; j++) dh[j] += d[j * call.d_output_unit];
     }
