@@ -102,6 +102,8 @@ def _team() -> int | None:
 
 
 def _load() -> Library | str:
+    if sys.platform not in ("linux", "darwin"):
+        return f"there is no compiled code for {sys.platform}"
     if not PATH.exists():
         return f"mistrnn was installed without its compiled code ({PATH.name}); `pip install mistrnn` brings it along"
     try:

@@ -7,13 +7,17 @@ from torch import Tensor
 
 from mistrnn.tasks import Task
 from mistrnn.training.group import evaluation_batch
+from mistrnn.training.model import Model
 from mistrnn.training.study import Study
 
 SAFE_SHARE = 0.6
 """How much of the free memory a group may be expected to take."""
 
-STEP_FACTOR = 4
-"""A vmapped step was measured to take 1.8 (NARX) to 5 times (GRU) what autograd keeps for a single model."""
+PLAIN_FACTOR = 4
+"""A vmapped step was measured to take 1.8 (NARX) to 5 times (GRU) what autograd keeps for a single model, in plain form."""
+
+FUSED_FACTOR = 2
+"""The same in fused form: 1.3 (LSTM, GRU) to 2.1 times (MIST)."""
 
 EVALUATION_FACTOR = 6
 """Validation keeps the states of all steps, as a list and stacked, and what the newest steps are made of."""
@@ -41,8 +45,12 @@ def bytes_per_trial(study: Study, task: Task, device: torch.device) -> int:
 
     What the backward pass keeps is measured on one and two sequences, because it is linear in the batch.
     """
-    one, two = (_bytes_kept(study, task, batch, device) for batch in (1, 2))
-    step = STEP_FACTOR * (one + (two - one) * (study.batch_size - 1))
+    model = study.model(task)
+    if device.type != "cpu":  # measured on the CPU, in the form that the device will run: only the CPU has a fused one
+        model.layer.form = "plain"
+    fused = model.layer._takes_fused(next(model.layer.parameters()), [])
+    one, two = (_bytes_kept(model, study, task, batch) for batch in (1, 2))
+    step = (FUSED_FACTOR if fused else PLAIN_FACTOR) * (one + (two - one) * (study.batch_size - 1))
     width = study.dtype.itemsize * (study.hidden + task.input_size + task.output_size)
     validation = EVALUATION_FACTOR * _steps_at_once(study, task) * evaluation_batch(study, device) * width
     parameters = sum(value.numel() * value.element_size() for value in study.initial_parameters(0, task).values())
@@ -54,11 +62,8 @@ def _steps_at_once(study: Study, task: Task) -> int:
     return min(task.steps, study.truncate or task.steps)
 
 
-def _bytes_kept(study: Study, task: Task, batch: int, device: torch.device) -> int:
-    """Return the size of the tensors that autograd keeps for one model's backward pass over a batch."""
-    model = study.model(task)
-    if device.type != "cpu":  # measured on the CPU, in the form that the device will run: only the CPU has a fused one
-        model.layer.form = "plain"
+def _bytes_kept(model: Model, study: Study, task: Task, batch: int) -> int:
+    """Return the size of the tensors that autograd keeps for the model's backward pass over a batch."""
     storages: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:

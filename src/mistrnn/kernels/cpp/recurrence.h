@@ -21,8 +21,8 @@ template <class F, class Cell> class Recurrence {
   Recurrence(const Call& call, Arena& arena, long e, bool is_backward)
       : arena_(arena), rows_(call, arena, e), is_backward_(is_backward) {}
 
-  // Describe and lay out the weights, and get memory for `count` sequences in blocks of at most `most`.
-  bool prepare(const Call& call, long count, long most) {
+  // First the cell says what its weights are like ...
+  bool describe() {
     Rows<F>& r = rows_;
     const long many = r.D > 4 ? r.D : 4;
     r.gates = arena_.template zeros<Gate>(many);
@@ -35,6 +35,12 @@ template <class F, class Cell> class Recurrence {
       if (!r.gates[g].own_bias) r.G += r.gates[g].size;
     r.h_stride = stride(r.H);
     r.u_stride = r.W_stride = stride(r.K);
+    return true;
+  }
+
+  // ... then they are laid out, and there is memory for `count` sequences in blocks of at most `most`.
+  bool prepare(const Call& call, long count, long most) {
+    Rows<F>& r = rows_;
     if (call.layer_norm) {
       r.gain = (const F*)call.gain + r.e * call.gain_trial;
       r.norm_bias = Rows<F>::template offset<const F>(call.bias, r.e * call.bias_trial);

@@ -159,7 +159,8 @@ template <class F, class Cell> Status run(const Call& call, bool is_backward) {
     Share<F>& share = shares[k];
     if (share.count == 0 && !wants_weights) return;
     Recurrence<F, Cell> r(call, memory, share.e, is_backward);
-    const long most = block_rows(call.H * call.H * 2 * (long)sizeof(F), share.count);
+    if (!r.describe()) return (void)(failed = true);
+    const long most = block_rows(r.weight_bytes(), share.count);
     if (!r.prepare(call, share.count, most)) return (void)(failed = true);
     if (wants_weights) {
       const long size = r.gradient_size() + 2 * r.parameter_rows();
@@ -178,7 +179,7 @@ template <class F, class Cell> Status run(const Call& call, bool is_backward) {
   if (wants_weights && pieces > 1 && !failed) {
     for (long e = 0; e < E && !failed; e++) {
       Recurrence<F, Cell> r(call, arena, e, false);
-      if (r.prepare(call, 1, 1)) r.hand_over(call, shares + e * pieces, pieces);
+      if (r.describe()) r.hand_over(call, shares + e * pieces, pieces);
       else failed = true;
     }
   }
@@ -219,7 +220,7 @@ template <class F, class Cell> struct StreamOf : AnyStream {
   Recurrence<F, Cell> recurrence;
 
   explicit StreamOf(const Call& c)
-      : call(c), ring((F*)c.initial_h), delays(nullptr), sequences(nullptr), recurrence(call, arena, 0, false) {
+      : call(c), ring((F*)c.initial_h), delays(nullptr), sequences(nullptr), most(0), recurrence(call, arena, 0, false) {
     step = [](AnyStream* stream, const void* x, void* output, long place) {
       ((StreamOf*)stream)->take_step(x, output, place);
     };
@@ -230,7 +231,6 @@ template <class F, class Cell> struct StreamOf : AnyStream {
       self->~StreamOf();
       free(self);
     };
-    most = block_rows(call.H * call.H * 2 * (long)sizeof(F), call.B);
   }
 
   bool prepare() {
@@ -239,6 +239,8 @@ template <class F, class Cell> struct StreamOf : AnyStream {
     if (!sequences || !delays) return false;
     for (long d = 0; d < call.D; d++) delays[d] = call.delays[d];  // the caller's may be gone by the next step
     call.delays = delays;
+    if (!recurrence.describe()) return false;
+    most = block_rows(recurrence.weight_bytes(), call.B);
     if (!recurrence.prepare(call, call.B, most)) return false;
     for (long b = 0; b < call.B; b++) sequences[b] = {b, 1, 0, 1};
     return true;
