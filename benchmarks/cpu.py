@@ -6,6 +6,7 @@ the measured forms are green. `--record FILE` writes the table to a file, too.
 
 import argparse
 import gc
+import importlib.util
 import statistics
 import subprocess
 import sys
@@ -240,7 +241,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--record", type=Path, help="write the table to this file, too")
     arguments = parser.parse_args()
-    tests = [sys.executable, "-m", "pytest", "-n", "2", "tests/kernels", "tests/layers/test_forms.py"]
+    parallel = ["-n", "2"] if importlib.util.find_spec("xdist") else []
+    tests = [sys.executable, "-m", "pytest", *parallel, "tests/kernels", "tests/layers/test_forms.py"]
     if subprocess.run(tests, cwd=ROOT).returncode:
         sys.exit("the tests of the fused forms are red: no speed is reported")
     torch.set_num_threads(THREADS)
