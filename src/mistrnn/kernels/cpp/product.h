@@ -43,12 +43,21 @@ static inline void tile(const F* a, long row_stride, long k_stride, const F* b, 
     }
 }
 
+template <class F, int Rows, int Vectors>
+static void tile_in_sums(const F* a, long row_stride, long k_stride, const F* b, long b_stride, long k_count, F* c,
+                         long c_stride, bool add) {
+  constexpr long kSum = 256;  // numbers that are added up in a row
+  for (long k = 0; k < k_count; k += kSum, add = true)
+    tile<F, Rows, Vectors>(a + k * k_stride, row_stride, k_stride, b + k * b_stride, b_stride,
+                           k_count - k < kSum ? k_count - k : kSum, c, c_stride, add);
+}
+
 template <class F, int Vectors>
 static void tile_rows(long rows, const F* a, long row_stride, long k_stride, const F* b, long b_stride, long k_count, F* c,
                       long c_stride, bool add) {
   switch (rows) {
 #define MISTRNN_ROWS(n) \
-  case n: return tile<F, n, Vectors>(a, row_stride, k_stride, b, b_stride, k_count, c, c_stride, add);
+  case n: return tile_in_sums<F, n, Vectors>(a, row_stride, k_stride, b, b_stride, k_count, c, c_stride, add);
     MISTRNN_ROWS(1) MISTRNN_ROWS(2) MISTRNN_ROWS(3) MISTRNN_ROWS(4)
 #if defined(__AVX512F__) || defined(__aarch64__)
     MISTRNN_ROWS(5) MISTRNN_ROWS(6) MISTRNN_ROWS(7) MISTRNN_ROWS(8)
