@@ -1,6 +1,7 @@
 """The fused CPU forms against the plain forms, by the tolerance rule: every layer, every option, odd sizes, every instruction
 set, any number of threads."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -76,9 +77,9 @@ def sized(name: str, hidden: int, input_size: int = 2, **options: Any) -> Recurr
 def test_auto_takes_the_fused_form_here(name: str) -> None:
     layer = LAYERS[name](1, 8)
     assert layer.form == "auto"
-    assert layer._takes_fused(layer.weight_hh_l0, [])
+    assert layer._takes_fused(layer.weight_hh_l0)
     layer.form = "plain"
-    assert not layer._takes_fused(layer.weight_hh_l0, [])
+    assert not layer._takes_fused(layer.weight_hh_l0)
 
 
 @every_layer
@@ -308,3 +309,45 @@ def test_gradients_of_only_what_is_asked_for() -> None:
     (of_input,) = torch.autograd.grad(layer(input)[0].sum(), [input])
     layer.form = "plain"
     close(of_input, torch.autograd.grad(layer(input)[0].sum(), [input])[0])
+
+
+@every_layer
+@pytest.mark.parametrize("regulariser", list(REGULARISERS))
+def test_frozen_layers_pass_gradients_on(name: str, regulariser: str) -> None:
+    layer = small(name, **REGULARISERS[regulariser]).requires_grad_(False).eval()
+    input = torch.randn(6, 2, 3, dtype=torch.float64, requires_grad=True)
+    found = []
+    for form in ("fused", "plain"):
+        layer.form = form  # type: ignore[assignment]
+        found.append(torch.autograd.grad(layer(input)[0].square().sum(), [input])[0])
+    close(found[0], found[1], 1e-10)
+
+
+@pytest.mark.parametrize("hidden", [6, 8, 16])
+def test_nan_after_a_reset_stays_after_it_in_the_gradients_of_the_input(hidden: int) -> None:
+    layer = small("mist", hidden_size=hidden, zoneout=0.3).eval()
+    reset = torch.tensor([False, False, False, True, False, False]).unsqueeze(1)
+    for form in ("fused", "plain"):
+        layer.form = form  # type: ignore[assignment]
+        input = torch.randn(6, 1, 3, dtype=torch.float64)
+        input[4] = float("nan")
+        input.requires_grad_()
+        layer(input, reset=reset)[0].sum().backward()
+        assert input.grad is not None
+        assert input.grad[:3].isfinite().all()
+        assert input.grad[4].isnan().any()
+
+
+def test_lengths_are_put_in_order_in_no_time() -> None:
+    layer, batch = RNN(1, 2), 50_000
+    lengths, input = torch.randint(0, 4, (batch,)), torch.randn(3, batch, 1)
+    start = time.perf_counter()
+    output, _ = layer(input, lengths=lengths)
+    assert time.perf_counter() - start < 0.5
+    layer.form = "plain"
+    torch.testing.assert_close(output, layer(input, lengths=lengths)[0])
+
+
+def test_vmap_over_nothing_gives_nothing() -> None:
+    layer = small("mist")
+    assert vmap(lambda x: layer(x)[0])(torch.empty(0, 5, 2, 3, dtype=torch.float64)).shape == (0, 5, 2, 6)

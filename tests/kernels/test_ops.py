@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.func import functional_call, jacfwd, jacrev
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp
 
 from mistrnn.kernels.cpu import INPUTS, Settings, saved_size
 from mistrnn.layers import LAYERS, RecurrentLayer
@@ -145,3 +145,66 @@ def test_jacobians_by_either_mode_agree(name: str) -> None:
         return functional_call(layer, parameters, (x, state))[0]
 
     close(jacfwd(outputs)(input), jacrev(outputs)(input), 1e-10)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight_hh": lambda t: t[:, :8]}, r"mist: expected weight_hh \[2, 15, 6\]"),
+        ({"weight_ih": lambda t: t[:, :, :2]}, r"mist: expected weight_ih \[2, 15, 3\]"),
+        ({"bias": lambda t: t.float()}, r"mist: expected bias \[2, 15\] in torch.float64"),
+        ({"lengths": lambda t: t + 3}, "mist: expected lengths from 0 to 5"),
+        ({"lengths": lambda t: t - 1}, "mist: expected lengths from 0 to 5"),
+        ({"reset": lambda t: t[:, :2]}, r"mist: expected reset \[2, 5, 3\]"),
+        ({"initial_h": lambda t: t[:, :1]}, "mist: expected delays from 1 to 1"),
+        ({"x": lambda t: t[0]}, r"mist: expected x \[E, T, B, I\]"),
+    ],
+)
+def test_operators_refuse_tensors_that_do_not_fit(change: dict[str, Any], message: str) -> None:
+    arguments = operator_arguments("mist", True)
+    changed = [change[key](a) if key in change else a for key, a in zip(INPUTS, arguments, strict=False)]
+    with pytest.raises(ValueError, match=message):
+        torch.ops.mistrnn.mist(*changed, *arguments[len(INPUTS) :])
+
+
+def test_bad_lengths_under_vmap_are_an_error() -> None:
+    layer = small("lstm")
+    input = torch.randn(5, 2, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match="expected lengths from 0 to 5"):
+        torch.vmap(lambda n: layer(input, lengths=n)[0])(torch.tensor([[5, 4], [4_000_000, 1]]))
+
+
+def test_weights_of_the_wrong_shape_are_an_error_by_functional_call() -> None:
+    layer = small("rnn")
+    wrong = {**dict(layer.named_parameters()), "weight_ih_l0": layer.weight_ih_l0[:, :2]}
+    with pytest.raises(ValueError, match=r"rnn: expected weight_ih \[1, 6, 3\]"):
+        functional_call(layer, wrong, (torch.randn(5, 2, 3, dtype=torch.float64),))
+
+
+@every_layer
+def test_forward_over_reverse_takes_the_plain_form(name: str) -> None:
+    layer = small(name)
+    input, tangent = torch.randn(2, 3, 1, 3, dtype=torch.float64).unbind(0)
+
+    def loss(x: Tensor) -> Tensor:
+        return layer(x)[0].sin().sum()
+
+    results = []
+    for form in ("fused", "plain"):
+        layer.form = form  # type: ignore[assignment]
+        over_vmap = jvp(lambda x: torch.vmap(lambda v: layer(v)[0], in_dims=1, out_dims=1)(x), (input,), (tangent,))[1]
+        results.append((hessian(loss)(input), jvp(grad(loss), (input,), (tangent,))[1], over_vmap))
+    close(results[0], results[1], 1e-10)
+
+
+def test_tangents_go_through_compiled_code() -> None:
+    layer = small("rnn")
+    input, tangent = torch.randn(2, 3, 2, 3, dtype=torch.float64).unbind(0)
+
+    def directional(x: Tensor, t: Tensor) -> Tensor:
+        return jvp(lambda v: layer(v)[0], (x,), (t,))[1]
+
+    torch._dynamo.reset()
+    close(
+        torch.compile(directional, fullgraph=True, backend="eager")(input, tangent), directional(input, tangent), 1e-10
+    )

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mistrnn.kernels import _library
-from mistrnn.layers import LAYERS, MIST, RecurrentLayer, _layer
+from mistrnn.layers import LAYERS, MIST, RNN, RecurrentLayer, _layer
 from tests.layers.cases import every_layer, small
 
 
@@ -134,3 +134,52 @@ def test_stream_takes_weights_and_state_as_they_are_when_it_is_made() -> None:
     state.zero_()
     found = torch.stack([stream(torch.ones(2, 3, dtype=torch.float64)) for _ in range(6)])
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@every_layer
+def test_stream_needs_neither_the_layer_nor_its_memory_any_more(name: str) -> None:
+    def fresh() -> RecurrentLayer:
+        torch.manual_seed(4)
+        return small(name, hidden_size=24, layer_norm=True).eval()
+
+    inputs = torch.randn(8, 2, 3, dtype=torch.float64)
+    layer = fresh()
+    expected = layer(inputs)[0]
+    stream = layer.stream(2)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.fill_(7.0)
+    del layer
+    filler = [torch.full((24 * k,), 9.0, dtype=torch.float64) for k in range(1, 200)]  # what was freed is written over
+    torch.testing.assert_close(torch.stack([stream(x) for x in inputs]), expected, rtol=1e-12, atol=1e-12)
+    assert filler
+
+
+def test_stream_takes_a_state_in_any_layout() -> None:
+    layer = small("lstm").eval()
+    h, c = (torch.randn(1, 6, 2, dtype=torch.float64).transpose(1, 2) for _ in range(2))
+    inputs = torch.randn(5, 2, 3, dtype=torch.float64)
+    stream = layer.stream(2, (h, c))
+    output, state = layer(inputs, (h, c))
+    torch.testing.assert_close(torch.stack([stream(x) for x in inputs]), output)
+    torch.testing.assert_close(stream.state, state)
+
+
+def test_stream_made_in_inference_mode_goes_on_outside() -> None:
+    layer = small("clockwork").eval()
+    with torch.inference_mode():
+        stream = layer.stream(2)
+    stream(torch.randn(2, 3, dtype=torch.float64), torch.tensor([True, False]))
+    stream(torch.randn(2, 3, dtype=torch.float64), torch.tensor([False, True]))
+
+
+def test_a_subclass_with_a_step_of_its_own_is_not_served_by_its_parents_compiled_code() -> None:
+    class Doubled(RNN):
+        def _step(self, weights: Any, dropout: Any) -> Any:
+            step = super()._step(weights, dropout)
+            return lambda x, past: (2 * step(x, past)[0],)
+
+    layer = Doubled(3, 4)
+    assert not layer._takes_fused(layer.weight_hh_l0)
+    assert layer(torch.randn(5, 2, 3))[0].abs().max() <= 2
+    assert RNN(3, 4)._takes_fused(layer.weight_hh_l0)

@@ -86,6 +86,16 @@ def backward(
     call, alive = _call(cell, inputs, settings)
     if saved.numel() == 0 and call.S > 0:  # the run forwards did not know that it would be asked
         saved = forward(cell, inputs, settings._replace(save=True))[3]
+    states, final = (call.E, call.T, call.B, call.H), (call.E, call.M, call.B, call.H)
+    for name, tensor, shape in (
+        ("output", output, states),
+        ("saved", saved, (call.E, call.T, call.B, call.S)),
+        ("d_output", gradients["d_output"], states),
+        ("d_final_h", gradients["d_final_h"], final),
+        ("d_final_c", gradients["d_final_c"], final),
+    ):
+        if tensor is not None and tensor.numel() and (tensor.shape != shape or tensor.dtype != output.dtype):
+            raise ValueError(f"{cell}: expected {name} {list(shape)} in {output.dtype}, got {list(tensor.shape)}.")
     output, saved = output.contiguous(), saved.contiguous()
     call.output, call.saved = output.data_ptr() or None, saved.data_ptr() or None
     d_output = gradients["d_output"]
@@ -120,6 +130,7 @@ INPUTS = (*DIFFERENTIABLE, "clock", "lengths", "reset", "keep_h", "keep_c", "dro
 def _call(cell: str, inputs: Mapping[str, Tensor | None], settings: Settings) -> tuple[Call, list[Tensor | None]]:
     """Return the call with all inputs, and the tensors that must live until it is made."""
     x, weight_ih, weight_hh, initial = (_there(inputs, name) for name in ("x", "weight_ih", "weight_hh", "initial_h"))
+    _check(cell, inputs, settings)
     call = Call(cell=CELLS.index(cell), is_double=x.dtype == torch.float64)
     call.E, call.T, call.B, call.I = x.shape
     call.M, call.H = initial.size(1), initial.size(3)
@@ -139,6 +150,52 @@ def _call(cell: str, inputs: Mapping[str, Tensor | None], settings: Settings) ->
     for name in INPUTS[1:]:
         alive.append(_point(call, name, inputs[name]))
     return call, alive
+
+
+def _check(cell: str, inputs: Mapping[str, Tensor | None], settings: Settings) -> None:
+    """Raise unless all tensors fit together: compiled code would read and write beyond them."""
+    x, initial = _there(inputs, "x"), _there(inputs, "initial_h")
+    if x.dim() != 4 or initial.dim() != 4:
+        raise ValueError(
+            f"{cell}: expected x [E, T, B, I] and initial_h [E, M, B, H], got {x.dim()} and {initial.dim()} axes."
+        )
+    (trials, steps, batch, features), (memory, hidden) = x.shape, (initial.size(1), initial.size(3))
+    count = len(settings.delays)
+    rows = {"mist": 2 * hidden + count, "lstm": 4 * hidden, "gru": 3 * hidden}.get(cell, hidden)
+    columns = count * hidden if cell == "narx" else hidden
+    shapes: dict[str, tuple[int, ...]] = {
+        "x": (trials, steps, batch, features),
+        "weight_ih": (trials, rows, features),
+        "weight_hh": (trials, rows, columns),
+        **dict.fromkeys(("bias", "gain"), (trials, rows)),
+        "bias_hn": (trials, hidden),
+        **dict.fromkeys(("initial_h", "initial_c"), (trials, memory, batch, hidden)),
+        **dict.fromkeys(("clock", "lengths"), (trials, batch)),
+        "reset": (trials, steps, batch),
+        **dict.fromkeys(("keep_h", "keep_c"), (trials, steps, batch, hidden)),
+        "dropout": (trials, batch, hidden),
+    }
+    integers, booleans = ("clock", "lengths"), ("reset", "keep_h", "keep_c")
+    for name, shape in shapes.items():
+        tensor = inputs[name]
+        if tensor is None:
+            continue
+        dtype = torch.int64 if name in integers else torch.bool if name in booleans else x.dtype
+        if tensor.shape != shape or tensor.dtype != dtype or tensor.device.type != "cpu":
+            raise ValueError(
+                f"{cell}: expected {name} {list(shape)} in {dtype} on the CPU, with the trial axis in front, got "
+                f"{list(tensor.shape)} in {tensor.dtype} on {tensor.device}."
+            )
+    needed = {"lstm": "initial_c", "clockwork": "clock"}.get(cell)
+    if x.dtype not in DTYPES or (needed and inputs[needed] is None):
+        raise ValueError(f"{cell}: expected float32 or float64{f' and {needed}' if needed else ''}, got {x.dtype}.")
+    if cell in ("mist", "narx") and not 0 < max(settings.delays, default=0) <= memory:
+        raise ValueError(
+            f"{cell}: expected delays from 1 to {memory}, the states that there are, got {settings.delays}."
+        )
+    lengths = inputs["lengths"]
+    if lengths is not None and lengths.numel() and not 0 <= lengths.min() <= lengths.max() <= steps:
+        raise ValueError(f"{cell}: expected lengths from 0 to {steps}, the number of steps, got {lengths.tolist()}.")
 
 
 def _point(call: Call, name: str, tensor: Tensor | None) -> Tensor | None:
@@ -165,20 +222,20 @@ def _code() -> Library:
 
 
 def new_stream(
-    cell: str, inputs: Mapping[str, Tensor | None], memory: int, settings: Settings
+    cell: str, inputs: Mapping[str, Tensor | None], settings: Settings
 ) -> tuple[int, Callable[[int, int, int, int], None], Callable[[int], None]]:
     """Return a stream with its functions: step(stream, x, output, place in the ring) by address, and free(stream).
 
-    The tensors of the state are written to at each step and must outlive the stream; initial_h is the ring [2M, B, H].
+    All tensors must be contiguous and outlive the stream, which writes its state to theirs; initial_h is the first half
+    of its ring [2M, B, H].
     """
     weight_ih, ring = _there(inputs, "weight_ih"), _there(inputs, "initial_h")
     x = ring.new_empty(1, 1, ring.size(1), weight_ih.size(1))
     given: dict[str, Tensor | None] = dict.fromkeys(INPUTS)
     given |= {name: None if tensor is None else tensor.unsqueeze(0) for name, tensor in inputs.items()}
-    call, alive = _call(cell, {**given, "x": x}, settings)
-    call.M = memory
+    call, _ = _call(cell, {**given, "x": x}, settings)
+    for name, tensor in inputs.items():
+        assert tensor is None or not tensor.numel() or getattr(call, name) == tensor.data_ptr(), f"{name} was copied"
     call.final_c = call.initial_c
     code = _code()
-    stream = code.new_stream(call)  # it keeps a copy of the call, and the weights in its own order
-    del alive
-    return stream, code.stream_step, code.stream_free
+    return code.new_stream(call), code.stream_step, code.stream_free

@@ -190,22 +190,28 @@ def _fold(
     """Call with vmap's axis folded into the trial axis of every tensor, and take it out of the results again."""
     size = info.batch_size
 
-    def folded(argument: Any, dim: int | None) -> Any:
-        if not isinstance(argument, Tensor):
-            return argument
-        moved = argument.unsqueeze(0).expand(size, *argument.shape) if dim is None else argument.movedim(dim, 0)
-        # An empty tensor stands for none and has no trial axis.
-        return moved.flatten(0, 1) if argument.dim() - (dim is not None) > 1 else moved[0]
+    def moved(argument: Tensor, dim: int | None) -> Tensor:  # [vmap's axis, trials, ...]
+        return argument.unsqueeze(0).expand(size, *argument.shape) if dim is None else argument.movedim(dim, 0)
 
-    # A list of numbers comes with a list of dims; it is handed on as it is.
-    results = function(*(folded(argument, dim) for argument, dim in zip(arguments, in_dims, strict=True)))
+    # Lists of numbers come with a list of dims and are handed on as they are. An empty tensor stands for none and has no
+    # trial axis.
+    pairs = list(zip(arguments, in_dims, strict=True))
+    fronts = [moved(argument, dim) if isinstance(argument, Tensor) else argument for argument, dim in pairs]
+    trials = next(front.size(1) for front in fronts if isinstance(front, Tensor) and front.dim() > 2)
+    results = function(*(_joined(front) if isinstance(front, Tensor) else front for front in fronts))
 
-    def unfolded(result: Tensor) -> Tensor:
+    def taken_apart(result: Tensor) -> Tensor:
         if result.dim() == 1:
             return result.unsqueeze(0).expand(size, 0)
-        return result.reshape(size, result.size(0) // size, *result.shape[1:])
+        return result.reshape(size, trials, *result.shape[1:])
 
-    return tuple(unfolded(result) for result in results), (0,) * len(results)
+    return tuple(taken_apart(result) for result in results), (0,) * len(results)
+
+
+def _joined(front: Tensor) -> Tensor:
+    if front.dim() > 2:
+        return front.flatten(0, 1)
+    return front[0] if front.size(0) else front.new_empty(0)
 
 
 def _folding(operator: Any) -> Callable[..., tuple[Tensors, tuple[int, ...]]]:

@@ -10,6 +10,10 @@ from torch import Tensor
 from mistrnn.kernels.cpu import Settings, new_stream
 
 
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
 class FusedStream:
     """One layer that runs step by step: `output = stream(x)`, [B, I] to [B, H]."""
 
@@ -23,14 +27,18 @@ class FusedStream:
         zoneout: float,
     ) -> None:
         self._memory, self._batch, self._hidden = initial[0].shape
-        # The last M states lie twice in a ring of 2M places, M apart: so they are always in one piece, oldest first.
-        self._ring = torch.cat([initial[0], initial[0]]).contiguous()
-        self._cell_state = initial[1].clone() if len(initial) > 1 else None
-        self._clock = clock.clone() if clock is not None else None
+        with torch.inference_mode(False):  # a stream outlives the mode in which it was made
+            # The last M states lie twice in a ring of 2M places, M apart: so they are always in one piece, oldest first.
+            self._ring = torch.cat([initial[0], initial[0]]).contiguous()
+            self._cell_state = _own(initial[1]) if len(initial) > 1 else None
+            self._clock = _own(clock) if clock is not None else None
+            self._weights = {name: _own(weight) for name, weight in weights.items()}
         self._place = 0
-        inputs = {**weights, "initial_h": self._ring, "initial_c": self._cell_state, "clock": self._clock}
+        first = self._ring[: self._memory]
+        inputs = {**self._weights, "initial_h": first, "initial_c": self._cell_state, "clock": self._clock}
         settings = Settings(delays, zoneout, reverse=False, save=False)
-        self._handle, self._step, free = new_stream(cell, inputs, self._memory, settings)
+        # It reads and writes the memory of these tensors at every step: they must be contiguous, and live as long.
+        self._handle, self._step, free = new_stream(cell, inputs, settings)
         weakref.finalize(self, free, self._handle)
 
     def __call__(self, x: Tensor) -> Tensor:

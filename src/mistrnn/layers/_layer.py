@@ -301,7 +301,7 @@ class RecurrentLayer(nn.Module, ABC):
         initial, clock = (part[:-1], part[-1]) if self.has_clock else (part, None)
         dropout, zoneout = self._draw_dropout(timeline, x), self._draw_zoneout(timeline, x)
         given = Run(weights, x, initial, clock, timeline, dropout, zoneout, reverse=direction == 1)
-        if self._takes_fused(weights["weight_hh"], [x, *initial, *weights.values()]):
+        if self._takes_fused(weights["weight_hh"]):
             assert self.fused_name is not None
             output, final = _forms.fused(self.fused_name, self._delays(), given)
         else:
@@ -310,28 +310,35 @@ class RecurrentLayer(nn.Module, ABC):
             final += ((timeline.reversed() if direction else timeline).elapsed(clock),)
         return output, final
 
-    def _takes_fused(self, like: Tensor, inputs: Sequence[Tensor]) -> bool:
+    def _takes_fused(self, like: Tensor) -> bool:
         """Whether to run the fused form, with parameters like this one; an error if it is wanted and cannot be."""
         if self._form == "plain":
             return False
         reason = self._why_not_fused(like)
         if reason is None:
-            # Forward mode (tangents) goes through the plain form; compiled code is never traced with tangents.
-            return torch.compiler.is_compiling() or not any(_has_tangent(tensor) for tensor in inputs)
+            return (
+                forward_ad._current_level < 0
+            )  # forward mode, at any level of torch.func, goes through the plain form
         if self._form == "fused":
             raise RuntimeError(
                 f'{type(self).__name__}: expected the fused form to serve, because form="fused", but {reason}.'
             )
-        if self.fused_name is not None and like.device.type == "cpu" and not torch.compiler.is_compiling():
+        if self._has_fused_form() and like.device.type == "cpu" and not torch.compiler.is_compiling():
             _tell_once(f"{type(self).__name__} runs in its plain form, which is slower: {reason}.")
         return False
 
+    def _has_fused_form(self) -> bool:
+        """Whether the compiled loop computes this layer; not a subclass's that has a step of its own."""
+        owner: Any = next(kind for kind in type(self).__mro__ if "fused_name" in vars(kind))
+        return self.fused_name is not None and type(self)._step is owner._step
+
     def _why_not_fused(self, like: Tensor) -> str | None:
         """Return why there is no fused form for parameters like this one; None if there is."""
-        if self.fused_name is None:
+        if not self._has_fused_form():
             return "this layer has only the plain form"
         if like.device.type != "cpu":
             return f"it runs on the CPU, and the parameters are on {like.device}"
+        assert self.fused_name is not None
         return cpu.unavailable(self.fused_name, like.dtype)
 
     def _delays(self) -> Sequence[int]:
@@ -404,10 +411,6 @@ class RecurrentLayer(nn.Module, ABC):
     def _extra_arguments(self) -> list[str]:
         """Return the layer's own arguments for the repr, as `name=value`."""
         return []
-
-
-def _has_tangent(tensor: Tensor) -> bool:
-    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
 _told: set[str] = set()

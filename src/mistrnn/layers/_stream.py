@@ -39,7 +39,7 @@ class Stream:
             weights = layer._all_weights()
             self._like = weights[0]["weight_hh"].detach()
             parts = self._form.unpack(state, self._like)
-            fused = layer._takes_fused(self._like, [])
+            fused = layer._takes_fused(self._like)
             kind = _fused_steps if fused else _PlainSteps
             self._layers = [kind(layer, *pair) for pair in zip(weights, parts, strict=True)]
 
@@ -74,8 +74,7 @@ class Stream:
 def _fused_steps(layer: "RecurrentLayer", weights: Weights, part: tuple[Tensor, ...]) -> FusedStream:
     assert layer.fused_name is not None
     initial, clock = (part[:-1], part[-1]) if layer.has_clock else (part, None)
-    values = {name: weight.detach() for name, weight in weights.items()}
-    return FusedStream(layer.fused_name, values, initial, clock, layer._delays(), layer.zoneout)
+    return FusedStream(layer.fused_name, weights, initial, clock, layer._delays(), layer.zoneout)
 
 
 class _PlainSteps:

@@ -48,7 +48,7 @@ def bytes_per_trial(study: Study, task: Task, device: torch.device) -> int:
     model = study.model(task)
     if device.type != "cpu":  # measured on the CPU, in the form that the device will run: only the CPU has a fused one
         model.layer.form = "plain"
-    fused = model.layer._takes_fused(next(model.layer.parameters()), [])
+    fused = model.layer._takes_fused(next(model.layer.parameters()))
     one, two = (_bytes_kept(model, study, task, batch) for batch in (1, 2))
     step = (FUSED_FACTOR if fused else PLAIN_FACTOR) * (one + (two - one) * (study.batch_size - 1))
     width = study.dtype.itemsize * (study.hidden + task.input_size + task.output_size)

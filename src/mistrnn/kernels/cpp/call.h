@@ -1,5 +1,5 @@
 // What Python hands over: sizes, pointers and strides of one run forwards or backwards. `kernels/_library.py` has the same
-// fields in the same order, and their number is checked when the library is loaded.
+// fields in the same order, and the size is checked when the library is loaded.
 //
 // E trials, T steps, B sequences, I inputs, H units, M memory (the longest delay), D delays or periods, S saved values.
 // Everything is contiguous in the shape that is given, but for the trial axis, whose stride (in elements) is named

@@ -23,13 +23,16 @@ namespace {
 
 #if defined(__x86_64__)
 // Instruction sets that both the processor and the operating system support: 2 for AVX-512, 1 for AVX2 with FMA, else 0.
-int level() {
+int best_level() {
   unsigned a, b, c, d;
-  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & (1u << 27)) || !(c & (1u << 12))) return 0;
+  const unsigned first = (1u << 12) | (1u << 22) | (1u << 27) | (1u << 29);  // FMA, MOVBE, OSXSAVE, F16C
+  if (!__get_cpuid(1, &a, &b, &c, &d) || (c & first) != first) return 0;
   unsigned low, high;
   asm("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   if ((low & 0x6) != 0x6) return 0;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & (1u << 5))) return 0;
+  if (!__get_cpuid(0x80000001, &a, &b, &c, &d) || !(c & (1u << 5))) return 0;  // LZCNT
+  const unsigned second = (1u << 3) | (1u << 5) | (1u << 8);                   // BMI1, AVX2, BMI2
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (b & second) != second) return 0;
   const unsigned avx512 = (1u << 16) | (1u << 17) | (1u << 28) | (1u << 30) | (1u << 31);  // F, DQ, CD, BW, VL
   return (low & 0xe6) == 0xe6 && (b & avx512) == avx512 ? 2 : 1;
 }
@@ -52,17 +55,19 @@ MISTRNN_EXPORT int64_t mistrnn_call_size() { return sizeof(Call); }
 // The best instruction set that runs here: 0 base, 1 AVX2, 2 AVX-512.
 MISTRNN_EXPORT int64_t mistrnn_best_level() {
 #if defined(__x86_64__)
-  return level();
+  return best_level();
 #else
   return 0;
 #endif
 }
 
-MISTRNN_EXPORT int64_t mistrnn_run(const Call* call, int64_t is_backward, int64_t level) {
+MISTRNN_EXPORT int64_t mistrnn_run(const Call* call, int64_t is_backward, [[maybe_unused]] int64_t level) {
   return MISTRNN_AT(level, run(*call, is_backward));
 }
 
-MISTRNN_EXPORT void* mistrnn_stream_new(const Call* call, int64_t level) { return MISTRNN_AT(level, new_stream(*call)); }
+MISTRNN_EXPORT void* mistrnn_stream_new(const Call* call, [[maybe_unused]] int64_t level) {
+  return MISTRNN_AT(level, new_stream(*call));
+}
 
 MISTRNN_EXPORT void mistrnn_stream_step(void* stream, const void* x, void* output, int64_t place) {
   base::stream_step(stream, x, output, place);  // the stream itself knows its instruction set

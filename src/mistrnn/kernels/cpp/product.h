@@ -46,7 +46,7 @@ static inline void tile(const F* a, long row_stride, long k_stride, const F* b, 
 template <class F, int Rows, int Vectors>
 static void tile_in_sums(const F* a, long row_stride, long k_stride, const F* b, long b_stride, long k_count, F* c,
                          long c_stride, bool add) {
-  constexpr long kSum = 256;  // numbers that are added up in a row
+  constexpr long kSum = 256;  // numbers that are added up in a row; there is always at least one
   for (long k = 0; k < k_count; k += kSum, add = true)
     tile<F, Rows, Vectors>(a + k * k_stride, row_stride, k_stride, b + k * b_stride, b_stride,
                            k_count - k < kSum ? k_count - k : kSum, c, c_stride, add);

@@ -68,7 +68,7 @@ template <class F, class Cell> class Recurrence {
     for (int p = 0; p < r.part_count; p++) {
       Part<F>& part = r.parts[p];
       const F* corner = r.W + part.row * r.W_stride + part.column;
-      if (!part.only_backward) {
+      if (!is_backward_ && !part.only_backward) {
         part.forward = arena_.template zeros<F>(packed_size<F>(part.columns, part.rows));
         if (arena_.failed) return false;
         pack<F>(corner, 1, r.W_stride, part.columns, part.rows, part.forward);
@@ -97,7 +97,7 @@ template <class F, class Cell> class Recurrence {
     for (long i = 0; i < count; i++) {
       const Sequence& q = sequences[i];
       for (long m = 0; call.final_h && m < r.M; m++)
-        memcpy((F*)call.final_h + r.e * r.M * call.B * r.H + r.mask_row(i, m), r.past(i, q.length, r.M - m),
+        memcpy((F*)call.final_h + r.e * r.M * call.B * r.H + r.state_row(i, m), r.past(i, q.length, r.M - m),
                sizeof(F) * r.H);
       for (long t = q.length; t < call.T; t++) {
         memset((F*)call.output + ((r.e * call.T + t) * call.B + q.b) * r.H, 0, sizeof(F) * r.H);
@@ -256,7 +256,7 @@ template <class F, class Cell> class Recurrence {
         if (kept[j]) carry[j] = dh[j], dh[j] = F(0);
     } else if (r.call.zoneout != 0) {
       const F p = F(r.call.zoneout);
-      for (long j = 0; j < r.h_stride; j++) carry[j] = p * dh[j], dh[j] *= 1 - p;
+      for (long j = 0; j < r.H; j++) carry[j] = p * dh[j], dh[j] *= 1 - p;
     }
   }
 
@@ -282,7 +282,7 @@ template <class F, class Cell> class Recurrence {
   void add_final(const Call& call, long i, long s, F* dh) {
     const long d = rows_.sequences[i].length - s;
     if (call.d_final_h && d <= rows_.M && rows_.sees(i, rows_.sequences[i].length, d))
-      add(dh, (const F*)call.d_final_h + rows_.e * call.d_final_h_trial + rows_.mask_row(i, rows_.M - d));
+      add(dh, (const F*)call.d_final_h + rows_.e * call.d_final_h_trial + rows_.state_row(i, rows_.M - d));
   }
 
   void add(F* to, const F* from) {
@@ -312,7 +312,7 @@ template <class F, class Cell> class Recurrence {
       }
       cell_.gather(r, -back, r.count);
       for (long i = 0; i < r.count; i++)
-        memcpy((F*)call.d_initial_h + r.e * r.M * call.B * r.H + r.mask_row(i, r.M - back), r.dh(i), sizeof(F) * r.H);
+        memcpy((F*)call.d_initial_h + r.e * r.M * call.B * r.H + r.state_row(i, r.M - back), r.dh(i), sizeof(F) * r.H);
     }
   }
 

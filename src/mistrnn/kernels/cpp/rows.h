@@ -131,7 +131,7 @@ template <class F> struct Rows {
   const uint8_t* kept(const uint8_t* mask, long trial_stride, long i, long s) const {
     return mask ? mask + e * trial_stride + (s * call.B + sequences[i].b) * H : nullptr;
   }
-  long mask_row(long i, long m) const { return (m * call.B + sequences[i].b) * H; }  // in [M, B, H]
+  long state_row(long i, long m) const { return (m * call.B + sequences[i].b) * H; }  // in [M, B, H]
 
   // The newest reset at or before step s; after the last step, the newest of all.
   long origin(long i, long s) const {
@@ -145,7 +145,7 @@ template <class F> struct Rows {
   const F* past(long i, long s, long d) const {  // h_{s-d}, zero where the sequence had not begun by then
     if (!sees(i, s, d)) return zero_row;
     if (s >= d) return output(i, s - d);
-    return (const F*)call.initial_h + e * call.initial_h_trial + mask_row(i, M + s - d);
+    return (const F*)call.initial_h + e * call.initial_h_trial + state_row(i, M + s - d);
   }
   long clock(long i, long s) const {
     const long o = origin(i, s);
@@ -230,8 +230,10 @@ template <class F> struct Rows {
     Vec<F> total = F(0), along = F(0);
     for (long j = 0; j < g.size; j += L) {
       const Vec<F> d = load_at(dy, j, g.size), normed = load_at(hat, j, g.size), weighted = d * load_at(weight, j, g.size);
-      store_at(dg, j, g.size, load_at(dg, j, g.size) + d * normed);
-      store_at(db, j, g.size, load_at(db, j, g.size) + d);
+      if (d_gain) {  // not where no gradients of parameters are wanted
+        store_at(dg, j, g.size, load_at(dg, j, g.size) + d * normed);
+        store_at(db, j, g.size, load_at(db, j, g.size) + d);
+      }
       store_at(dy, j, g.size, weighted);
       total += weighted;
       along += weighted * normed;

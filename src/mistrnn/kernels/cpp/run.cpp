@@ -119,19 +119,20 @@ template <class F, class Cell> Status run(const Call& call, bool is_backward) {
   Sequence* sequences = arena.zeros<Sequence>(E * B);
   Share<F>* shares = arena.zeros<Share<F>>(E * pieces);
   int32_t* origins = call.reset ? arena.zeros<int32_t>(E * B * T) : nullptr;
-  long* order = arena.zeros<long>(B);
+  long *order = arena.zeros<long>(B), *longer = arena.zeros<long>(T + 2);  // by length: how many sequences are longer
   if (arena.failed) return kOutOfMemory;
   for (long e = 0; e < E; e++) {
     const int64_t* lengths = call.lengths ? call.lengths + e * call.lengths_trial : nullptr;
-    // Longest first, by counting sequences that are longer; equal ones keep their order.
-    for (long b = 0; b < B; b++) {
-      long place = b;
-      if (lengths) {
-        place = 0;
-        for (long k = 0; k < B; k++) place += lengths[k] > lengths[b] || (lengths[k] == lengths[b] && k < b);
+    // Longest first; equal ones keep their order.
+    if (lengths) {
+      memset(longer, 0, sizeof(long) * (T + 2));
+      for (long b = 0; b < B; b++) longer[lengths[b]]++;
+      for (long length = T, before = 0; length >= 0; length--) {
+        const long here = longer[length];
+        longer[length] = before, before += here;
       }
-      order[place] = b;
     }
+    for (long b = 0; b < B; b++) order[lengths ? longer[lengths[b]]++ : b] = b;
     // Shares are dealt out in turn, so that each gets long and short sequences.
     Sequence* next = sequences + e * B;
     for (long p = 0; p < pieces; p++) {

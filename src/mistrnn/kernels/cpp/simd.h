@@ -1,6 +1,6 @@
 // Vectors of float or double as wide as the machine's registers, and the functions that gates need.
 //
-// The compiler is told the instruction set from outside (see build.py): the same source becomes AVX-512, AVX2, SSE or
+// The compiler is told the instruction set from outside (see hatch_build.py): the same source becomes AVX-512, AVX2, SSE or
 // NEON code. Only loads and stores of part of a vector need intrinsics.
 #pragma once
 

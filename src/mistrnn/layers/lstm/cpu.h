@@ -58,12 +58,12 @@ template <class F> struct Lstm : PlainCell<F> {
 
   void finish(Rows<F>& r) {
     for (long i = 0; r.call.final_c && i < r.count; i++)
-      memcpy((F*)r.call.final_c + r.e * r.call.B * r.H + r.mask_row(i, 0), c(r, i), sizeof(F) * r.H);
+      memcpy((F*)r.call.final_c + r.e * r.call.B * r.H + r.state_row(i, 0), c(r, i), sizeof(F) * r.H);
   }
 
   void begin_backward(Rows<F>& r) {
     for (long i = 0; i < r.count; i++) {
-      const F* d = Rows<F>::template offset<const F>(r.call.d_final_c, r.e * r.call.d_final_c_trial + r.mask_row(i, 0));
+      const F* d = Rows<F>::template offset<const F>(r.call.d_final_c, r.e * r.call.d_final_c_trial + r.state_row(i, 0));
       for (long j = 0; j < r.h_stride; j++) c(r, i)[j] = d && j < r.H ? d[j] : F(0);
     }
   }
@@ -107,13 +107,13 @@ template <class F> struct Lstm : PlainCell<F> {
 
   void finish_backward(Rows<F>& r) {
     for (long i = 0; r.call.d_initial_c && i < r.count; i++)
-      memcpy((F*)r.call.d_initial_c + r.e * r.call.B * r.H + r.mask_row(i, 0), c(r, i), sizeof(F) * r.H);
+      memcpy((F*)r.call.d_initial_c + r.e * r.call.B * r.H + r.state_row(i, 0), c(r, i), sizeof(F) * r.H);
   }
 
  private:
   F* c(Rows<F>& r, long i) { return c_ + i * r.h_stride; }
   const F* initial(Rows<F>& r, long i) {
-    return (const F*)r.call.initial_c + r.e * r.call.initial_c_trial + r.mask_row(i, 0);
+    return (const F*)r.call.initial_c + r.e * r.call.initial_c_trial + r.state_row(i, 0);
   }
   F* c_ = nullptr;
 };

@@ -77,7 +77,7 @@ template <class F> struct Mist : PlainCell<F> {
         if (!r.sees(i, later, delay)) continue;
         const F a = r.saved(i, later)[d], *dm = ring(r, later, i);
         F* dh = r.dh(i);
-        for (long j = 0; j < r.H; j += L) store(dh + j, load(dh + j) + a * load(dm + j));
+        for (long j = 0; j < r.H; j += L) store_at(dh, j, r.H, load(dh + j) + a * load(dm + j));  // NaN stays in its lanes
       }
     }
   }
