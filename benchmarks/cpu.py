@@ -31,7 +31,7 @@ Row = tuple[str, str, str, float, str, float, bool]
 """What is measured, both sides in words, the ratio, its unit or direction, the aim, whether a higher ratio is better."""
 
 
-def milliseconds(*sides: Work, repeats: int = 7) -> list[float]:
+def milliseconds(*sides: Work, repeats: int = 11) -> list[float]:
     """Return the median time of each side, measured in turn so that the machine's moods meet all alike."""
     times: list[list[float]] = [[] for _ in sides]
     for side in sides:
@@ -246,13 +246,14 @@ def main() -> None:
     if subprocess.run(tests, cwd=ROOT).returncode:
         sys.exit("the tests of the fused forms are red: no speed is reported")
     torch.set_num_threads(THREADS)
+    torch.manual_seed(0)
     assert library is not None
     lines = [
         "# The fused CPU forms",
         "",
         heading(
             "python benchmarks/cpu.py",
-            f"mistrnn {mistrnn.__version__}, {INSTRUCTION_SETS[library.level]} code; fp32, 1 input; medians of 7 runs in turn.",
+            f"mistrnn {mistrnn.__version__}, {INSTRUCTION_SETS[library.level]} code; fp32, 1 input; medians of 11 runs in turn.",
         ),
         "",
         "| measurement | ours | against | ratio | aim | |",
