@@ -253,7 +253,7 @@ def main() -> None:
         "",
         heading(
             "python benchmarks/cpu.py",
-            f"mistrnn {mistrnn.__version__}, {INSTRUCTION_SETS[library.level]} code; fp32, 1 input; medians of 11 runs in turn.",
+            f"mistrnn {mistrnn.__version__}, {INSTRUCTION_SETS[library.level]} code; fp32, 1 input, medians of 11 runs.",
         ),
         "",
         "| measurement | ours | against | ratio | aim | |",
