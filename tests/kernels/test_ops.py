@@ -167,6 +167,18 @@ def test_operators_refuse_tensors_that_do_not_fit(change: dict[str, Any], messag
         torch.ops.mistrnn.mist(*changed, *arguments[len(INPUTS) :])
 
 
+@pytest.mark.parametrize(
+    ("name", "numbers"), [("mist", [0, 1, 2]), ("narx", []), ("clockwork", [1, 2, 3, 4]), ("clockwork", [0])]
+)
+def test_operators_refuse_delays_and_periods_that_do_not_fit(name: str, numbers: list[int]) -> None:
+    arguments = list(operator_arguments(name, False))
+    if name == "narx":
+        arguments[INPUTS.index("weight_hh")] = torch.randn(2, 6, 0, dtype=torch.float64)
+    arguments[len(INPUTS)] = numbers
+    with pytest.raises(ValueError, match=f"{name}: expected (delays|periods)"):
+        getattr(torch.ops.mistrnn, name)(*arguments)
+
+
 def test_bad_lengths_under_vmap_are_an_error() -> None:
     layer = small("lstm")
     input = torch.randn(5, 2, 3, dtype=torch.float64)

@@ -4,7 +4,8 @@ E trials, T time, B batch, I input, H hidden, G rows of the parameters, M memory
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from ctypes import addressof, c_int64
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -127,7 +128,7 @@ INPUTS = (*DIFFERENTIABLE, "clock", "lengths", "reset", "keep_h", "keep_c", "dro
 """The tensors of a run, in order, each with a trial axis in front; see kernels/cpp/call.h for their shapes."""
 
 
-def _call(cell: str, inputs: Mapping[str, Tensor | None], settings: Settings) -> tuple[Call, list[Tensor | None]]:
+def _call(cell: str, inputs: Mapping[str, Tensor | None], settings: Settings) -> tuple[Call, list[Any]]:
     """Return the call with all inputs, and the tensors that must live until it is made."""
     x, weight_ih, weight_hh, initial = (_there(inputs, name) for name in ("x", "weight_ih", "weight_hh", "initial_h"))
     _check(cell, inputs, settings)
@@ -138,11 +139,11 @@ def _call(cell: str, inputs: Mapping[str, Tensor | None], settings: Settings) ->
     call.S = saved_size(cell, rows, call.H, settings, layer_norm)
     work = call.E * call.T * call.B * rows * (call.I + weight_hh.size(2))
     call.threads = max(1, min(torch.get_num_threads(), work // WORTH_A_THREAD))
-    delays = torch.tensor(list(settings.delays), dtype=torch.int64)
-    call.D, call.delays = len(settings.delays), delays.data_ptr() or None
+    delays = (c_int64 * len(settings.delays))(*settings.delays)
+    call.D, call.delays = len(settings.delays), addressof(delays)
     call.layer_norm, call.reverse, call.save = layer_norm, settings.reverse, settings.save
     call.zoneout = settings.zoneout
-    alive: list[Tensor | None] = [delays]
+    alive: list[Any] = [delays]
     if x.numel() and x.stride(3) != 1 and call.I > 1:
         x = x.contiguous()
     call.x, alive = x.data_ptr() or None, [*alive, x]
@@ -189,10 +190,12 @@ def _check(cell: str, inputs: Mapping[str, Tensor | None], settings: Settings) -
     needed = {"lstm": "initial_c", "clockwork": "clock"}.get(cell)
     if x.dtype not in DTYPES or (needed and inputs[needed] is None):
         raise ValueError(f"{cell}: expected float32 or float64{f' and {needed}' if needed else ''}, got {x.dtype}.")
-    if cell in ("mist", "narx") and not 0 < max(settings.delays, default=0) <= memory:
+    if cell in ("mist", "narx") and not (count and min(settings.delays) >= 1 and max(settings.delays) <= memory):
         raise ValueError(
-            f"{cell}: expected delays from 1 to {memory}, the states that there are, got {settings.delays}."
+            f"{cell}: expected delays from 1 to {memory}, the states that there are, got {list(settings.delays)}."
         )
+    if cell == "clockwork" and not (count and min(settings.delays) >= 1 and hidden % count == 0):
+        raise ValueError(f"{cell}: expected periods >= 1 that divide {hidden} units, got {list(settings.delays)}.")
     lengths = inputs["lengths"]
     if lengths is not None and lengths.numel() and not 0 <= lengths.min() <= lengths.max() <= steps:
         raise ValueError(f"{cell}: expected lengths from 0 to {steps}, the number of steps, got {lengths.tolist()}.")

@@ -8,6 +8,7 @@ one whose backward pass is again a Function. So `run` takes the operator itself 
 Function around it otherwise.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -166,6 +167,11 @@ class _Backward(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], cell: str, *arguments: Any) -> tuple[Tensors, tuple[int, ...]]:
         return _fold(lambda *folded: _Backward.apply(cell, *folded), info, in_dims[1:], arguments)  # type: ignore[no-untyped-call]
+
+
+# torch asks for the signature of `forward` at each call; told once, it need not be worked out.
+for _function in (_Forward, _Backward):
+    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[attr-defined]
 
 
 def _named(arguments: Sequence[Any]) -> dict[str, Any]:
