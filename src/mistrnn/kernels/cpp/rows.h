@@ -256,6 +256,20 @@ template <class F> struct Rows {
     if (call.save && call.zoneout != 0) memcpy((F*)fresh_again(i, s), fresh(i), sizeof(F) * H);
   }
 
+  // h = tanh(z) of a gate that is the new h, and dz = dh (1 - h^2).
+  void tanh_of(long i, int gate) {
+    const F* from = z(i, gate);
+    for (long j = 0; j < H; j += L) store(fresh(i) + j, tanh<F>(load(from + j)));
+  }
+  void tanh_backward(long i, long s, int gate) {
+    const F *h = fresh_again(i, s), *d = dh(i);
+    F* dz = z(i, gate);
+    for (long j = 0; j < H; j += L) {
+      const Vec<F> value = load_at(h, j, H);
+      store(dz + j, load(d + j) * (1 - value * value));
+    }
+  }
+
   // Describe W, called once by the cell.
   void gate(long size, long parameter_row, bool reads_h = true, bool reads_x = true, bool own_bias = false) {
     gates[gate_count++] = {size, W_rows, parameter_row, reads_h, reads_x, own_bias};

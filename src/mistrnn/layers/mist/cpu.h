@@ -60,8 +60,7 @@ template <class F> struct Mist : PlainCell<F> {
     r.forward(kNew, n);
     for (long i = 0; i < n; i++) {
       r.norm(i, s, kH);
-      const F* z = r.z(i, kH);
-      for (long j = 0; j < r.H; j += L) store(r.fresh(i) + j, tanh<F>(load(z + j)));        // (4)
+      r.tanh_of(i, kH);                                                                     // (4)
     }
   }
 
@@ -84,12 +83,7 @@ template <class F> struct Mist : PlainCell<F> {
 
   void backward(Rows<F>& r, long s, long n) {
     for (long i = 0; i < n; i++) {
-      const F *h = r.fresh_again(i, s), *dh = r.dh(i);
-      F* dz = r.z(i, kH);
-      for (long j = 0; j < r.H; j += L) {
-        const Vec<F> value = load_at(h, j, r.H);
-        store(dz + j, load(dh + j) * (1 - value * value));                                  // (4')
-      }
+      r.tanh_backward(i, s, kH);                                                            // (4')
       r.norm_backward(i, s, kH);
     }
     r.backward(kNew, n, false);

@@ -48,8 +48,7 @@ template <class F> struct Narx : PlainCell<F> {
     r.forward(kAll, n);
     for (long i = 0; i < n; i++) {
       r.norm(i, s, 0);
-      const F* z = r.z(i, 0);
-      for (long j = 0; j < r.H; j += L) store(r.fresh(i) + j, tanh<F>(load(z + j)));        // (1)
+      r.tanh_of(i, 0);  // (1)
     }
   }
 
@@ -80,14 +79,9 @@ template <class F> struct Narx : PlainCell<F> {
   void backward(Rows<F>& r, long s, long n) {
     read(r, s, n);
     for (long i = 0; i < n; i++) {
-      const F *h = r.fresh_again(i, s), *dh = r.dh(i);
-      F* dz = r.z(i, 0);
-      for (long j = 0; j < r.H; j += L) {
-        const Vec<F> value = load_at(h, j, r.H);
-        store(dz + j, load(dh + j) * (1 - value * value));                                  // (1')
-      }
+      r.tanh_backward(i, s, 0);  // (1')
       r.norm_backward(i, s, 0);
-      memcpy(ring(s, i), dz, sizeof(F) * width_);
+      memcpy(ring(s, i), r.z(i, 0), sizeof(F) * width_);
     }
     filled_[s % ring_steps_] = 1;
     if (r.wants_x()) r.backward(kX, n, false);

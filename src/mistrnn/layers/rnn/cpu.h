@@ -6,8 +6,6 @@
 namespace mistrnn::MISTRNN_ISA {
 
 template <class F> struct Rnn : PlainCell<F> {
-  static constexpr long L = lanes<F>;
-
   void describe(Rows<F>& r) {
     r.gate(r.H, 0);
     r.part(0, 1, 0, r.H + 1 + r.I);
@@ -18,20 +16,14 @@ template <class F> struct Rnn : PlainCell<F> {
     r.forward(0, n);
     for (long i = 0; i < n; i++) {
       r.norm(i, s, 0);
-      const F* z = r.z(i, 0);
-      for (long j = 0; j < r.H; j += L) store(r.fresh(i) + j, tanh<F>(load(z + j)));  // (1)
+      r.tanh_of(i, 0);  // (1)
     }
   }
 
   void backward(Rows<F>& r, long s, long n) {
     for (long i = 0; i < n; i++) {
       r.read_h(0, i, r.past(i, s, 1)), r.read_x(0, i, s);
-      const F *h = r.fresh_again(i, s), *dh = r.dh(i);
-      F* dz = r.z(i, 0);
-      for (long j = 0; j < r.H; j += L) {
-        const Vec<F> value = load_at(h, j, r.H);
-        store(dz + j, load(dh + j) * (1 - value * value));  // (1')
-      }
+      r.tanh_backward(i, s, 0);  // (1')
       r.norm_backward(i, s, 0);
     }
     r.backward(0, n, false);
