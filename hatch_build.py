@@ -49,11 +49,10 @@ class CompiledCode(BuildHookInterface):
         here = (platform.system(), platform.machine())
         if self.target_name != "wheel":
             return
-        for left in (Path(self.root) / SOURCES).glob("libmistrnn.*"):
-            if here not in TARGETS:
+        if here not in TARGETS:  # the plain forms serve, and layers say so
+            for left in (Path(self.root) / SOURCES).glob("libmistrnn.*"):
                 left.unlink()  # of another platform
-        if here not in TARGETS:
-            return  # the plain forms serve, and layers say so
+            return
         _, wheel_platform, _ = TARGETS[here]
         compile_library(Path(self.root), here)
         build_data["pure_python"] = False

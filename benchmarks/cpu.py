@@ -184,11 +184,32 @@ def rows() -> Iterator[Row]:
         most = peak_extra(STEPS, loss)
         what = f"peak extra memory of forward + backward, loss at {'the last' if loss == 'last' else 'every'} step"
         yield what, f"{most:.0f} MB", f"one [T, B, H]: {tensor:.0f} MB", most / tensor, "tensors", 6.0, False
+    yield from odd_sizes()
     yield streaming()
     for batch in (100, 10):
         yield trials(16, batch)
     seconds = import_seconds()
     yield "`import mistrnn` beyond `import torch`", f"{seconds:.2f} s", "", seconds, "s", 0.3, False
+
+
+def odd_sizes() -> Iterator[Row]:
+    """Measure our LSTM against torch's at sizes that suit no vector and no cache."""
+    single, double = torch.float32, torch.float64
+    for hidden, batch, steps, dtype in (
+        (1, 100, 784, single),
+        (7, 100, 784, single),
+        (139, 1, 784, single),
+        (139, 4, 10_000, single),
+        (139, 100, 1, single),
+        (1024, 100, 20, single),
+        (139, 100, 784, double),
+    ):
+        twin, input = nn.LSTM(1, hidden, dtype=dtype), torch.randn(steps, batch, 1, dtype=dtype)
+        sides = training(mistrnn.LSTM.from_torch(twin), input, "every"), training(twin, input, "every")
+        ours, theirs = milliseconds(*sides, repeats=5)
+        kind = ", float64" if dtype == double else ""
+        what = f"our LSTM {hidden}, batch {batch}, {steps:,} steps{kind}, loss at every step"
+        yield what, f"{ours:.1f} ms", f"nn.LSTM: {theirs:.1f} ms", theirs / ours, "x faster", 1.0, True
 
 
 def streaming() -> Row:

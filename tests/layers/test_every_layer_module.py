@@ -252,9 +252,9 @@ def test_autocast_shortens_products_and_keeps_states_in_full(
     for value in (output, low_input):
         assert value.dtype == torch.float32
         error = (value - exact).norm() / exact.norm()
-        if form == "plain":
+        if form == "plain" or device != "cpu":
             assert 1e-5 < error < 5e-2  # some precision is gone, and not much
-        elif device == "cpu":
+        else:
             assert error < (1e-6 if value is output else 5e-2)  # the fused forms compute in full
     assert all(part.dtype == torch.float32 for part in as_tuple(state) if part.is_floating_point())
     output.sum().backward()

@@ -91,8 +91,8 @@ class Library:
 def _team() -> int | None:
     """Return the address of GOMP_parallel in the OpenMP that torch has loaded, if there is one.
 
-    Torch's threads keep a core busy for some milliseconds after each of its operations. Working with them instead of beside
-    them makes short runs twice as fast.
+    Torch's threads keep a core busy for some milliseconds after each of its operations: better to work with them than to
+    compete with them.
     """
     try:
         torch_code = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
