@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp
 
-from mistrnn.kernels.cpu import INPUTS, Settings
+from mistrnn.kernels.contract import INPUTS, Settings
 from mistrnn.layers import RecurrentLayer
 from tests.layers.cases import as_tuple, close, every_layer, random_state, small
 

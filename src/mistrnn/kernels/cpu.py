@@ -3,48 +3,21 @@
 E trials, T time, B batch, I input, H hidden, G rows of the parameters, M memory, D delays, S saved values per step.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from ctypes import addressof, c_int64
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mistrnn.kernels import _library
 from mistrnn.kernels._library import Call, Library
-
-CELLS = ("mist", "narx", "clockwork", "rnn", "lstm", "gru")
-"""In the order of the library's own numbers."""
+from mistrnn.kernels.contract import CELLS, DIFFERENTIABLE, INPUTS, Inputs, Settings, check, check_lengths, saved_size, there
 
 DTYPES = (torch.float32, torch.float64)
 
 WORTH_A_THREAD = 2_000_000
 """Multiplications that take longer than starting a thread."""
-
-
-class Settings(NamedTuple):
-    """What a run is told beside its tensors."""
-
-    delays: Sequence[int]
-    """The delays of MIST and NARX, the periods of Clockwork."""
-    zoneout: float
-    """The probability in evaluation; 0 with masks or without zoneout."""
-    reverse: bool
-    """Whether each sequence is read from its end."""
-    save: bool
-    """Whether a backward pass may follow."""
-
-
-def saved_size(cell: str, rows: int, hidden: int, settings: Settings, layer_norm: bool) -> int:
-    """Return S: how many values a step keeps for the backward pass, beside its state."""
-    count = len(settings.delays)
-    size = {"mist": hidden + count, "lstm": 5 * hidden, "gru": 4 * hidden}.get(cell, 0)
-    if settings.zoneout and cell not in ("lstm", "gru"):
-        size += hidden  # the new state, which cannot be told from the mixture
-    if layer_norm:
-        blocks = {"mist": 3, "clockwork": count, "lstm": 4, "gru": 3}.get(cell, 1)
-        size += rows + blocks  # normalised pre-activations and their scales
-    return size
 
 
 def unavailable(cell: str, dtype: torch.dtype) -> str | None:
@@ -56,10 +29,10 @@ def unavailable(cell: str, dtype: torch.dtype) -> str | None:
     return _library.problem
 
 
-def forward(cell: str, inputs: Mapping[str, Tensor | None], settings: Settings) -> tuple[Tensor, ...]:
+def forward(cell: str, inputs: Inputs, settings: Settings) -> tuple[Tensor, ...]:
     """Return output [E, T, B, H], the final h and c [E, M, B, H] (c only of LSTM, else empty), and what is saved."""
     call, alive = _call(cell, inputs, settings)
-    like = _there(inputs, "initial_h")
+    like = there(inputs, "initial_h")
     output = like.new_empty(call.E, call.T, call.B, call.H)
     final_h = like.new_empty(call.E, call.M, call.B, call.H)
     final_c = like.new_empty(call.E, call.M, call.B, call.H) if cell == "lstm" else like.new_empty(0)
@@ -73,8 +46,8 @@ def forward(cell: str, inputs: Mapping[str, Tensor | None], settings: Settings) 
 
 def backward(
     cell: str,
-    gradients: Mapping[str, Tensor | None],
-    inputs: Mapping[str, Tensor | None],
+    gradients: Inputs,
+    inputs: Inputs,
     output: Tensor,
     saved: Tensor,
     settings: Settings,
@@ -121,17 +94,11 @@ def backward(
     return tuple(results)
 
 
-DIFFERENTIABLE = ("x", "weight_ih", "weight_hh", "bias", "bias_hn", "gain", "initial_h", "initial_c")
-"""The inputs that have gradients."""
-
-INPUTS = (*DIFFERENTIABLE, "clock", "lengths", "reset", "keep_h", "keep_c", "dropout")
-"""The tensors of a run, in order, each with a trial axis in front; see kernels/cpp/call.h for their shapes."""
-
-
-def _call(cell: str, inputs: Mapping[str, Tensor | None], settings: Settings) -> tuple[Call, list[Any]]:
+def _call(cell: str, inputs: Inputs, settings: Settings) -> tuple[Call, list[Any]]:
     """Return the call with all inputs, and the tensors that must live until it is made."""
-    x, weight_ih, weight_hh, initial = (_there(inputs, name) for name in ("x", "weight_ih", "weight_hh", "initial_h"))
-    _check(cell, inputs, settings)
+    x, weight_ih, weight_hh, initial = (there(inputs, name) for name in ("x", "weight_ih", "weight_hh", "initial_h"))
+    check(cell, inputs, settings, "cpu", DTYPES)
+    check_lengths(cell, inputs["lengths"], x.size(1))
     call = Call(cell=CELLS.index(cell), is_double=x.dtype == torch.float64)
     call.E, call.T, call.B, call.I = x.shape
     call.M, call.H = initial.size(1), initial.size(3)
@@ -153,54 +120,6 @@ def _call(cell: str, inputs: Mapping[str, Tensor | None], settings: Settings) ->
     return call, alive
 
 
-def _check(cell: str, inputs: Mapping[str, Tensor | None], settings: Settings) -> None:
-    """Raise unless all tensors fit together: compiled code would read and write beyond them."""
-    x, initial = _there(inputs, "x"), _there(inputs, "initial_h")
-    if x.dim() != 4 or initial.dim() != 4:
-        raise ValueError(
-            f"{cell}: expected x [E, T, B, I] and initial_h [E, M, B, H], got {x.dim()} and {initial.dim()} axes."
-        )
-    (trials, steps, batch, features), (memory, hidden) = x.shape, (initial.size(1), initial.size(3))
-    count = len(settings.delays)
-    rows = {"mist": 2 * hidden + count, "lstm": 4 * hidden, "gru": 3 * hidden}.get(cell, hidden)
-    columns = count * hidden if cell == "narx" else hidden
-    shapes: dict[str, tuple[int, ...]] = {
-        "x": (trials, steps, batch, features),
-        "weight_ih": (trials, rows, features),
-        "weight_hh": (trials, rows, columns),
-        **dict.fromkeys(("bias", "gain"), (trials, rows)),
-        "bias_hn": (trials, hidden),
-        **dict.fromkeys(("initial_h", "initial_c"), (trials, memory, batch, hidden)),
-        **dict.fromkeys(("clock", "lengths"), (trials, batch)),
-        "reset": (trials, steps, batch),
-        **dict.fromkeys(("keep_h", "keep_c"), (trials, steps, batch, hidden)),
-        "dropout": (trials, batch, hidden),
-    }
-    integers, booleans = ("clock", "lengths"), ("reset", "keep_h", "keep_c")
-    for name, shape in shapes.items():
-        tensor = inputs[name]
-        if tensor is None:
-            continue
-        dtype = torch.int64 if name in integers else torch.bool if name in booleans else x.dtype
-        if tensor.shape != shape or tensor.dtype != dtype or tensor.device.type != "cpu":
-            raise ValueError(
-                f"{cell}: expected {name} {list(shape)} in {dtype} on the CPU, with the trial axis in front, got "
-                f"{list(tensor.shape)} in {tensor.dtype} on {tensor.device}."
-            )
-    needed = {"lstm": "initial_c", "clockwork": "clock"}.get(cell)
-    if x.dtype not in DTYPES or (needed and inputs[needed] is None):
-        raise ValueError(f"{cell}: expected float32 or float64{f' and {needed}' if needed else ''}, got {x.dtype}.")
-    if cell in ("mist", "narx") and not (count and min(settings.delays) >= 1 and max(settings.delays) <= memory):
-        raise ValueError(
-            f"{cell}: expected delays from 1 to {memory}, the states that there are, got {list(settings.delays)}."
-        )
-    if cell == "clockwork" and not (count and min(settings.delays) >= 1 and hidden % count == 0):
-        raise ValueError(f"{cell}: expected periods >= 1 that divide {hidden} units, got {list(settings.delays)}.")
-    lengths = inputs["lengths"]
-    if lengths is not None and lengths.numel() and not 0 <= lengths.min() <= lengths.max() <= steps:
-        raise ValueError(f"{cell}: expected lengths from 0 to {steps}, the number of steps, got {lengths.tolist()}.")
-
-
 def _point(call: Call, name: str, tensor: Tensor | None) -> Tensor | None:
     """Enter a tensor into the call, contiguous but for its trial axis; return what must stay alive."""
     if tensor is None or not tensor.numel():
@@ -213,26 +132,20 @@ def _point(call: Call, name: str, tensor: Tensor | None) -> Tensor | None:
     return tensor
 
 
-def _there(inputs: Mapping[str, Tensor | None], name: str) -> Tensor:
-    tensor = inputs[name]
-    assert tensor is not None, name
-    return tensor
-
-
 def _code() -> Library:
     assert _library.library is not None, _library.problem
     return _library.library
 
 
 def new_stream(
-    cell: str, inputs: Mapping[str, Tensor | None], settings: Settings
+    cell: str, inputs: Inputs, settings: Settings
 ) -> tuple[int, Callable[[int, int, int, int], None], Callable[[int], None]]:
     """Return a stream with its functions: step(stream, x, output, place in the ring) by address, and free(stream).
 
     All tensors must be contiguous and outlive the stream, which writes its state to theirs; initial_h is the first half
     of its ring [2M, B, H].
     """
-    weight_ih, ring = _there(inputs, "weight_ih"), _there(inputs, "initial_h")
+    weight_ih, ring = there(inputs, "weight_ih"), there(inputs, "initial_h")
     x = ring.new_empty(1, 1, ring.size(1), weight_ih.size(1))
     given: dict[str, Tensor | None] = dict.fromkeys(INPUTS)
     given |= {name: None if tensor is None else tensor.unsqueeze(0) for name, tensor in inputs.items()}

@@ -11,13 +11,14 @@ Function around it otherwise.
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mistrnn.kernels import cpu
-from mistrnn.kernels.cpu import DIFFERENTIABLE, INPUTS, Settings
+from mistrnn.kernels import cpu, cuda
+from mistrnn.kernels.contract import DIFFERENTIABLE, INPUTS, Settings, saved_dtype, saved_size
 
 Tensors = tuple[Tensor, ...]
 Plain = Callable[[Sequence[Tensor | None], Settings], Tensors]
@@ -27,7 +28,7 @@ _plain_forms: dict[str, Plain] = {}
 
 _REQUIRED = ("x", "weight_ih", "weight_hh", "initial_h")
 _TENSORS = ", ".join(f"Tensor{'' if name in _REQUIRED else '?'} {name}" for name in INPUTS)
-_SETTINGS = "int[] delays, float zoneout, bool reverse, bool save"
+_SETTINGS = "int[] delays, float zoneout, bool reverse, bool save, int parts"
 _GRADIENTS = ("d_output", "d_final_h", "d_final_c")
 _FORWARD_SCHEMA = f"({_TENSORS}, {_SETTINGS}) -> (Tensor output, Tensor final_h, Tensor final_c, Tensor saved)"
 _BACKWARD_SCHEMA = (
@@ -48,26 +49,28 @@ def register(cell: str, plain: Plain) -> None:
     """Register the operators of a cell; second derivatives are taken from its plain form."""
     _plain_forms[cell] = plain
 
-    def forward(*arguments: Any) -> Tensors:
-        return cpu.forward(cell, _named(arguments), Settings(*arguments[_COUNT:]))
+    def forward(device: ModuleType, *arguments: Any) -> Tensors:
+        found: Tensors = device.forward(cell, _named(arguments), Settings(*arguments[_COUNT:]))
+        return found
 
     def forward_shapes(*arguments: Any) -> Tensors:
         inputs, settings = _named(arguments), Settings(*arguments[_COUNT:])
         x, initial, weight = inputs["x"], inputs["initial_h"], inputs["weight_ih"]
         (trials, steps, batch, _), (_, memory, _, hidden) = x.shape, initial.shape
-        size = cpu.saved_size(cell, weight.size(1), hidden, settings, inputs["gain"] is not None)
+        size = saved_size(cell, weight.size(1), hidden, settings, inputs["gain"] is not None)
         final = initial.new_empty(trials, memory, batch, hidden)
         return (
             initial.new_empty(trials, steps, batch, hidden),
             final,
             torch.empty_like(final) if cell == "lstm" else initial.new_empty(0),
-            initial.new_empty(trials, steps, batch, size) if settings.save else initial.new_empty(0),
+            initial.new_empty((trials, steps, batch, size) if settings.save else 0, dtype=saved_dtype(initial.dtype)),
         )
 
-    def backward(*arguments: Any) -> Tensors:
+    def backward(device: ModuleType, *arguments: Any) -> Tensors:
         gradients, inputs, output, saved, settings, wanted = _backward_arguments(arguments)
         named = dict(zip(_GRADIENTS, gradients, strict=True))
-        return cpu.backward(cell, named, _named(inputs), output, saved, settings, wanted)
+        found: Tensors = device.backward(cell, named, _named(inputs), output, saved, settings, wanted)
+        return found
 
     def backward_shapes(*arguments: Any) -> Tensors:
         _, inputs, output, _, _, (want_x, want_parameters, want_initial) = _backward_arguments(arguments)
@@ -82,8 +85,9 @@ def register(cell: str, plain: Plain) -> None:
         (f"{cell}_backward", _BACKWARD_SCHEMA, backward, backward_shapes, _Backward),
     ):
         operator = torch.library.custom_op(
-            f"mistrnn::{name}", function, mutates_args=(), device_types="cpu", schema=schema
+            f"mistrnn::{name}", partial(function, cpu), mutates_args=(), device_types="cpu", schema=schema
         )
+        operator.register_kernel("cuda", partial(function, cuda))
         operator.register_fake(shapes)
         operator.register_vmap(_folding(operator))
         operator.register_autograd(

@@ -7,7 +7,8 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from mistrnn.kernels.cpu import Settings, new_stream
+from mistrnn.kernels.contract import Settings
+from mistrnn.kernels.cpu import new_stream
 
 
 def _own(tensor: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mistrnn.kernels import ops
-from mistrnn.kernels.cpu import INPUTS, Settings
+from mistrnn.kernels.contract import INPUTS, Settings
 from mistrnn.layers._recurrence import Step, Zoneout, linear, run
 from mistrnn.layers._timeline import Timeline
 

@@ -1,0 +1,174 @@
+"""Compiling kernels when they are first needed, keeping them on disk, loading and launching them.
+
+NVRTC, the compiler, comes with PyTorch's CUDA builds, and `cuda.bindings`, NVIDIA's own Python bindings, too: nobody needs
+nvcc or a host compiler.
+"""
+
+import ctypes
+import hashlib
+import os
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mistrnn.kernels._variant import Variant, headers
+
+OPTIONS = ("--std=c++17", "--restrict", "--extra-device-vectorization", "--diag-suppress=177", "--diag-suppress=550")
+
+
+class CompileError(RuntimeError):
+    """A kernel does not compile: a fault of ours, with the compiler's own words."""
+
+
+@cache
+def bindings() -> tuple[Any, Any]:
+    """Return NVIDIA's bindings of the driver and of NVRTC; an ImportError where they are not installed."""
+    from cuda.bindings import driver, nvrtc
+
+    return driver, nvrtc
+
+
+def problem() -> str | None:
+    """Return why kernels cannot be compiled here, or None if they can."""
+    try:
+        _, nvrtc = bindings()
+        nvrtc.nvrtcVersion()
+    except ImportError:
+        return "it needs the package cuda-bindings (pip install 'mistrnn[cuda]')"
+    except Exception as error:  # the bindings look for the library only when it is called
+        return f"NVIDIA's run-time compiler (NVRTC) cannot be loaded ({error})"
+    return None
+
+
+def folder() -> Path:
+    """Return where compiled kernels are kept: $MISTRNN_CACHE, or the user's cache folder."""
+    if own := os.environ.get("MISTRNN_CACHE"):
+        return Path(own)
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData/Local")) / "mistrnn/kernels"
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mistrnn/kernels"
+
+
+def compiled(variant: Variant) -> bytes:
+    """Return a variant's machine code, from the disk if it is there."""
+    name = key(variant)
+    kept = folder() / f"{name}.cubin"
+    try:
+        code = kept.read_bytes()
+        digest, code = code[:32], code[32:]
+        if hashlib.sha256(code).digest() == digest:  # else it was cut off or changed: compile it again
+            return code
+    except OSError:
+        pass
+    code, _ = compile_now(variant)
+    try:
+        # Several processes may do the same at the same time: each writes a file of its own and renames it.
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=kept.parent, prefix=name, delete=False) as file:
+            file.write(hashlib.sha256(code).digest() + code)
+        os.replace(file.name, kept)
+    except OSError:  # a read-only or full disk: the kernel serves this process alone
+        pass
+    return code
+
+
+def key(variant: Variant) -> str:
+    """Return the name under which a variant is kept: its whole source, the architecture and the compiler's version."""
+    _, nvrtc = bindings()
+    _, major, minor = nvrtc.nvrtcVersion()
+    text = [variant.source, *(part for pair in headers(variant.problem.cell) for part in pair), *OPTIONS]
+    text.append(f"sm_{variant.capability} nvrtc {major}.{minor}")
+    return hashlib.sha256("\0".join(text).encode()).hexdigest()[:32]
+
+
+def compile_now(variant: Variant, *options: str) -> tuple[bytes, str]:
+    """Compile a variant; return its machine code and what the compiler said."""
+    _, nvrtc = bindings()
+    files = list(headers(variant.problem.cell))
+    texts, names = [text.encode() for _, text in files], [name.encode() for name, _ in files]
+    status, program = nvrtc.nvrtcCreateProgram(variant.source.encode(), b"mistrnn.cu", len(files), texts, names)
+    _expect(nvrtc, status)
+    try:
+        given = [option.encode() for option in (*OPTIONS, f"--gpu-architecture=sm_{variant.capability}", *options)]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(given), given)
+        _, size = nvrtc.nvrtcGetProgramLogSize(program)
+        log = b" " * size
+        nvrtc.nvrtcGetProgramLog(program, log)
+        words = log.decode(errors="replace").strip("\0 \n")
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise CompileError(f"{variant.problem.cell}: expected the kernel to compile, got {status.name}:\n{words}")
+        _, size = nvrtc.nvrtcGetCUBINSize(program)
+        code = b" " * size
+        _expect(nvrtc, *nvrtc.nvrtcGetCUBIN(program, code))
+        return code, words
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _expect(nvrtc: Any, status: Any) -> None:
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise CompileError(f"mistrnn: expected NVRTC to work, got {status.name}.")
+
+
+class Kernels:
+    """A variant's two kernels on one GPU: `pack`, which lays out the weights, and `run`."""
+
+    def __init__(self, variant: Variant) -> None:
+        self.variant = variant
+        driver, _ = bindings()
+        code = compiled(variant)
+        self._module = _checked(driver.cuModuleLoadData(code))  # of the current context, torch's own
+        self._functions = {name: _checked(driver.cuModuleGetFunction(self._module, name.encode())) for name in ("pack", "run")}
+        attribute = driver.CUfunction_attribute
+        run, memory = self._functions["run"], variant.shared_memory
+        _checked(driver.cuFuncSetAttribute(run, attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, memory))
+        if variant.launch.cluster > 8:
+            _checked(driver.cuFuncSetAttribute(run, attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1))
+
+    def pack(self, arguments: ctypes.Structure, trials: int, stream: int) -> None:
+        """Lay out the weights."""
+        blocks = -(-self.variant.tiles // 8)
+        self._launch("pack", (blocks, self.variant.launch.cluster, trials), 256, 0, 1, arguments, stream)
+
+    def run(self, arguments: ctypes.Structure, trials: int, batch: int, stream: int) -> None:
+        """Run all steps."""
+        launch = self.variant.launch
+        grid = (-(-batch // launch.rows) * launch.cluster, trials, 1)
+        threads, memory = 32 * self.variant.warps, self.variant.shared_memory
+        self._launch("run", grid, threads, memory, launch.cluster, arguments, stream)
+
+    def _launch(
+        self,
+        name: str,
+        grid: tuple[int, int, int],
+        threads: int,
+        memory: int,
+        cluster: int,
+        arguments: ctypes.Structure,
+        stream: int,
+    ) -> None:
+        driver, _ = bindings()
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes, config.hStream = memory, stream
+        if cluster > 1:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = cluster, 1, 1
+            config.attrs, config.numAttrs = [attribute], 1
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        _checked(driver.cuLaunchKernelEx(config, self._functions[name], ctypes.addressof(pointers), 0))
+
+
+class DriverError(RuntimeError):
+    """The GPU's driver refused: its name for the reason stands in the text."""
+
+
+def _checked(result: tuple[Any, ...]) -> Any:
+    status, *values = result
+    if status.value != 0:
+        raise DriverError(f"mistrnn: expected the GPU to take a kernel, got {status.name}.")
+    return values[0] if values else None

@@ -1,0 +1,29 @@
+"""Which launch a GPU kernel gets: how many sequences a block takes, how many blocks share the units."""
+
+import torch
+
+from mistrnn.kernels._variant import Launch, Problem, Variant
+
+CLUSTERS = (1, 2, 4, 8, 16)
+OLDEST_WITH_CLUSTERS = 90
+
+
+def choose(problem: Problem, trials: int, batch: int, device: torch.device) -> Variant:
+    """Return the variant for a problem on a device."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return fitting(problem, 10 * major + minor)
+
+
+def fitting(problem: Problem, capability: int) -> Variant:
+    """Return the smallest cluster that holds all weights, or else the largest."""
+    clusters = CLUSTERS if capability >= OLDEST_WITH_CLUSTERS else (1,)
+    found = None
+    for cluster in clusters:
+        if cluster > 1 and problem.hidden < 16 * cluster:
+            break
+        rows = 8 if -(-problem.hidden // cluster) <= 512 else 4
+        found = Variant(problem, Launch(rows=rows, cluster=cluster), capability)
+        if problem.parts == 0 or found.streamed == 0:
+            return found
+    assert found is not None
+    return found

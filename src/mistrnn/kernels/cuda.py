@@ -1,0 +1,356 @@
+"""The fused GPU forms of all cells: tensors in, tensors out.
+
+A persistent kernel takes a few sequences of one trial through all steps; the matrix products that do not depend on the
+order of the steps (inputs by weight_ih, gradients of the weights) are torch's own, before it and after it.
+
+E trials, T time, B batch, I input, H hidden, G rows of the parameters, M memory, D delays.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mistrnn.kernels import _nvrtc
+from mistrnn.kernels._nvrtc import Kernels
+from mistrnn.kernels._variant import INLINE_INPUTS, MAX_DELAY, MAX_DELAYS, MAX_HIDDEN, Problem, Variant
+from mistrnn.kernels.choices import choose
+from mistrnn.kernels.contract import CELLS, DIFFERENTIABLE, INPUTS, Inputs, Settings, check, saved_dtype, saved_size, there
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+OLDEST = 80
+"""The least compute capability, times ten: earlier GPUs have no bfloat16."""
+
+PARTS = {"highest": 3, "high": 2, "medium": 1}
+"""bfloat16 parts of a float32 operand, by torch.get_float32_matmul_precision(): all 24 bits, 16, or 8."""
+
+
+def unavailable(cell: str, dtype: torch.dtype, device: torch.device, hidden: int, delays: Sequence[int]) -> str | None:
+    """Return why the fused form cannot serve, or None if it can."""
+    if cell not in CELLS:
+        return f"there is none for {cell}"
+    if dtype not in DTYPES:
+        return f"it computes in float32, float64 and half precision, and the parameters are {str(dtype).removeprefix('torch.')}"
+    if hidden > MAX_HIDDEN:
+        return f"on a GPU it serves up to {MAX_HIDDEN} units, and there are {hidden}"
+    if len(delays) > MAX_DELAYS or max(delays, default=1) > MAX_DELAY:
+        return f"on a GPU it serves up to {MAX_DELAYS} delays of up to {MAX_DELAY} steps, and they are {list(delays)}"
+    capability = _capability(device)
+    if capability < OLDEST:
+        return f"it needs a GPU of compute capability 8.0 or newer, and this one has {capability / 10}"
+    return _problem()
+
+
+_problem = cache(_nvrtc.problem)
+
+
+@cache
+def _capability(device: torch.device) -> int:
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def parts_of(like: Tensor) -> int:
+    """Return how many parts a run's products read, as torch's own switches say now."""
+    if like.dtype == torch.float64:
+        return 0
+    if like.dtype != torch.float32 or torch.is_autocast_enabled("cuda"):
+        return 1
+    return PARTS[torch.get_float32_matmul_precision()]
+
+
+def _pointers(*names: str) -> list[tuple[str, Any]]:
+    return [(name, ctypes.c_void_p) for name in names]
+
+
+def _numbers(*names: str) -> list[tuple[str, Any]]:
+    return [(name, ctypes.c_int64) for name in names]
+
+
+class Arguments(ctypes.Structure):
+    """What a kernel is handed; `Arguments` in kernels/cuh/block.cuh has the same fields in the same order."""
+
+    _fields_ = (
+        *_numbers("E", "T", "B"),
+        *_pointers("x"),
+        *_numbers("x_trial", "x_time", "x_sequence"),
+        *_pointers("projected", "weight_ih", "weight_hh", "bias", "bias_hn", "gain"),
+        *_numbers("weight_ih_trial", "weight_hh_trial", "bias_trial", "bias_hn_trial", "gain_trial"),
+        *_pointers("packed", "initial_h", "initial_c"),
+        *_numbers("initial_h_trial", "initial_c_trial"),
+        *_pointers("clock", "lengths"),
+        *_numbers("clock_trial", "lengths_trial"),
+        *_pointers("origin"),
+        *_numbers("origin_trial"),
+        *_pointers("keep_h", "keep_c"),
+        *_numbers("keep_h_trial", "keep_c_trial"),
+        *_pointers("dropout"),
+        *_numbers("dropout_trial"),
+        ("zoneout", ctypes.c_double),
+        *_pointers("output", "final_h", "final_c", "saved", "d_output"),
+        *_numbers("d_output_trial", "d_output_time", "d_output_sequence", "d_output_unit"),
+        *_pointers("d_final_h", "d_final_c"),
+        *_numbers("d_final_h_trial", "d_final_c_trial"),
+        *_pointers("dz", "mixed", "ring", "sums", "d_initial_h", "d_initial_c"),
+    )
+
+
+class _Run:
+    """One call: its tensors in the type that the kernel computes in, its sizes, and the arguments under way."""
+
+    def __init__(self, cell: str, inputs: Inputs, settings: Settings, device: str) -> None:
+        check(cell, inputs, settings, device, DTYPES)
+        self.cell, self.settings = cell, settings
+        self.dtype = there(inputs, "x").dtype
+        self.real = saved_dtype(self.dtype)
+        self.inputs: dict[str, Tensor | None] = {
+            name: tensor.to(self.real) if tensor is not None and tensor.is_floating_point() else tensor
+            for name, tensor in inputs.items()
+        }
+        self.x, self.initial = there(self.inputs, "x"), there(self.inputs, "initial_h")
+        self.E, self.T, self.B, self.I = self.x.shape
+        self.M, self.H = self.initial.size(1), self.initial.size(3)
+        self.inline = self.I <= INLINE_INPUTS
+        self.origin = self._origin()
+        self.arguments = Arguments(E=self.E, T=self.T, B=self.B, zoneout=settings.zoneout)
+        self._alive: list[Tensor] = []
+        x = self.x if self.x.stride(3) == 1 or self.I == 1 else self.x.contiguous()
+        self.arguments.x_trial, self.arguments.x_time, self.arguments.x_sequence, _ = x.stride()
+        self._enter("x", x)
+        for name in INPUTS[1:]:
+            if name != "reset":
+                self.point(name, self.inputs[name])
+        self.point("origin", self.origin)
+
+    def _origin(self) -> Tensor | None:
+        """Return, for each step, the newest one at which its sequence began afresh, or one before everything."""
+        reset = self.inputs["reset"]
+        if reset is None or not self.T:
+            return None
+        steps = torch.arange(self.T, device=reset.device, dtype=torch.int32).view(1, -1, 1)
+        return torch.where(reset, steps, -2 * MAX_DELAY).cummax(1).values.to(torch.int32)
+
+    def problem(self, backward: bool) -> Problem:
+        given, settings = self.inputs, self.settings
+        rows, norm = there(given, "weight_ih").size(1), given["gain"] is not None
+        size = saved_size(self.cell, rows, self.H, settings, norm)
+        return Problem(
+            cell=self.cell,
+            backward=backward,
+            hidden=self.H,
+            inline_inputs=self.I if self.inline else -1,
+            delays=tuple(settings.delays),
+            memory=self.M,
+            parts=settings.parts,
+            double=self.real == torch.float64,
+            bias=given["bias"] is not None,
+            bias_hn=given["bias_hn"] is not None,
+            norm=norm,
+            reset=self.origin is not None,
+            lengths=given["lengths"] is not None,
+            reverse=settings.reverse,
+            zoneout=1 if given["keep_h"] is not None else 2 if settings.zoneout else 0,
+            dropout=given["dropout"] is not None,
+            save=settings.save,
+            saved_size=size,
+            ring=max(1, min(self.M, self.T)) if backward and self.cell == "mist" else 1,
+        )
+
+    def point(self, name: str, tensor: Tensor | None) -> None:
+        """Enter a tensor into the arguments, contiguous but for its trial axis."""
+        if tensor is None or not tensor.numel():
+            return
+        shared = tensor.stride(0) == 0 and tensor.size(0) > 1  # one tensor for all trials
+        tensor = tensor[0].contiguous() if shared else tensor.contiguous()
+        if hasattr(Arguments, f"{name}_trial"):
+            setattr(self.arguments, f"{name}_trial", 0 if shared else tensor.stride(0))
+        self._enter(name, tensor)
+
+    def _enter(self, name: str, tensor: Tensor) -> None:
+        setattr(self.arguments, name, tensor.data_ptr() or None)
+        self._alive.append(tensor)
+
+    def new(self, name: str, *shape: int) -> Tensor:
+        """Make a tensor for the kernel to write."""
+        tensor = torch.empty(shape, dtype=self.real, device=self.x.device)
+        self._enter(name, tensor)
+        return tensor
+
+    def launch(self, backward: bool) -> None:
+        """Lay out the weights and run all steps."""
+        variant = choose(self.problem(backward), self.E, self.B, self.x.device)
+        kernels, stream = load(variant, self.x.device), current_stream(self.x.device)
+        if variant.tiles:
+            size = self.E * variant.launch.cluster * variant.tiles * variant.problem.parts * 512
+            self._enter("packed", torch.empty(size, dtype=torch.uint8, device=self.x.device))
+            kernels.pack(self.arguments, self.E, stream)
+        kernels.run(self.arguments, self.E, self.B, stream)
+
+    def by_step(self, tensor: Tensor) -> Tensor:  # [E, T, B, ...]
+        """Turn each sequence around within its length if the run reads it from its end."""
+        if not self.settings.reverse:
+            return tensor
+        lengths, steps = self.inputs["lengths"], torch.arange(self.T, device=tensor.device).view(1, -1, 1)
+        if lengths is None:
+            return tensor.flip(1)
+        ends = lengths.unsqueeze(1)
+        source = torch.where(steps < ends, ends - 1 - steps, steps).unsqueeze(-1)
+        return tensor.gather(1, source.expand(tensor.shape))
+
+
+def load(variant: Variant, device: torch.device) -> Kernels:
+    """Return a variant's kernels on a device."""
+    with torch.cuda.device(device):
+        return _load(variant, device)
+
+
+@cache
+def _load(variant: Variant, device: torch.device) -> Kernels:
+    torch.cuda.current_stream(device)  # the context that the module is loaded into
+    return Kernels(variant)
+
+
+def current_stream(device: torch.device) -> int:
+    """Return torch's current stream as the driver knows it."""
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+def forward(cell: str, inputs: Inputs, settings: Settings, device: str = "cuda") -> tuple[Tensor, ...]:
+    """Return output [E, T, B, H], the final h and c [E, M, B, H] (c only of LSTM, else empty), and what is saved."""
+    run = _Run(cell, inputs, settings, device)
+    output = run.new("output", run.E, run.T, run.B, run.H)
+    final_h = run.new("final_h", run.E, run.M, run.B, run.H)
+    final_c = run.new("final_c", run.E, run.M, run.B, run.H) if cell == "lstm" else final_h.new_empty(0)
+    problem = run.problem(backward=False)
+    saved = run.new("saved", run.E, run.T, run.B, problem.saved_size) if settings.save else final_h.new_empty(0)
+    if cell == "narx":
+        run.new("ring", run.E, run.M, run.B, run.H)
+    if not run.inline:
+        projected = _product(run.x.flatten(1, 2), there(run.inputs, "weight_ih").mT)
+        bias = run.inputs["bias"]
+        if bias is not None and run.inputs["gain"] is None:
+            projected += bias.unsqueeze(1)
+        run.point("projected", projected)
+    if run.E and run.B:
+        run.launch(backward=False)
+    return output.to(run.dtype), final_h.to(run.dtype), final_c.to(run.dtype), saved
+
+
+def backward(
+    cell: str,
+    gradients: Inputs,
+    inputs: Inputs,
+    output: Tensor,
+    saved: Tensor,
+    settings: Settings,
+    wanted: Sequence[bool],
+    device: str = "cuda",
+) -> tuple[Tensor, ...]:
+    """Return the gradients of DIFFERENTIABLE, from those of output, final_h and final_c.
+
+    `wanted` says of x, the parameters, and the initial state whether theirs are wanted; the others are empty.
+    """
+    run = _Run(cell, inputs, settings._replace(save=True), device)
+    problem = run.problem(backward=True)
+    if saved.numel() == 0 and problem.saved_size > 0:  # the run forwards did not know that it would be asked
+        saved = forward(cell, inputs, settings._replace(save=True), device)[3]
+    output = output.to(run.real)
+    run.point("output", output)
+    run.point("saved", saved)
+    d_output = gradients["d_output"]
+    if d_output is not None and d_output.numel():
+        d_output = d_output.to(run.real)
+        run._enter("d_output", d_output)
+        strides = ("d_output_trial", "d_output_time", "d_output_sequence", "d_output_unit")
+        for name, stride in zip(strides, d_output.stride(), strict=True):
+            setattr(run.arguments, name, stride)
+    for name in ("d_final_h", "d_final_c"):
+        gradient = gradients[name]
+        run.point(name, None if gradient is None else gradient.to(run.real))
+    want_x, want_parameters, want_initial = wanted
+    dz = run.new("dz", run.E, run.T, run.B, problem.columns)
+    sums = run.new("sums", run.E, run.B, problem.kinds, problem.columns)
+    mixed = run.new("mixed", run.E, run.T, run.B, run.H) if cell == "mist" else dz
+    if cell in ("mist", "narx"):
+        run.new("ring", run.E, run.M if cell == "narx" else problem.ring, run.B, run.H)
+    results: dict[str, Tensor] = {}
+    for name in ("initial_h", "initial_c"):
+        if want_initial and inputs[name] is not None:
+            results[name] = run.new(f"d_{name}", run.E, run.M, run.B, run.H)
+    if run.E and run.B:
+        run.launch(backward=True)
+    if want_parameters:
+        results |= _parameter_gradients(run, problem, dz, sums.sum(1), mixed, output)
+    if want_x:
+        rows = there(inputs, "weight_ih").size(1)
+        d_x = _product(dz[..., :rows].flatten(1, 2), there(run.inputs, "weight_ih"))
+        results["x"] = run.by_step(d_x.unflatten(1, (run.T, run.B)))
+    return tuple(
+        results[name].to(run.dtype) if name in results and inputs[name] is not None else dz.new_empty(0).to(run.dtype)
+        for name in DIFFERENTIABLE
+    )
+
+
+def _parameter_gradients(
+    run: _Run, problem: Problem, dz: Tensor, sums: Tensor, mixed: Tensor, output: Tensor
+) -> dict[str, Tensor]:
+    """Return the gradients of all parameters; sums is [E, kinds, columns]."""
+    hidden, count, cell = run.H, len(problem.delays), run.cell
+    rows = there(run.inputs, "weight_ih").size(1)
+    # Clones, because an operator's results may not share memory.
+    found = {"bias": sums[:, 0, :rows].clone(), "gain": sums[:, -1, :rows].clone()}
+    if cell == "gru":
+        found["bias_hn"] = sums[:, 0, 3 * hidden :].clone()
+    if problem.sums_x:
+        found["weight_ih"] = sums[:, 1, :rows].unsqueeze(-1).clone()
+    else:
+        x = run.by_step(run.x)
+        lengths = run.inputs["lengths"]
+        if lengths is not None:  # padding may hold anything, and 0 * NaN is NaN
+            steps = torch.arange(run.T, device=x.device).view(1, -1, 1)
+            x = x.masked_fill((steps >= lengths.unsqueeze(1)).unsqueeze(-1), 0.0)
+        found["weight_ih"] = _product(dz[..., :rows].flatten(1, 2).mT, x.flatten(1, 2))
+    if cell == "mist":
+        gates = _against_past(run, dz[..., : count + hidden], 1, output)
+        last = _product(dz[..., count + hidden :].flatten(1, 2).mT, mixed.flatten(1, 2))
+        found["weight_hh"] = torch.cat([gates, last], 1)
+    elif cell == "narx":
+        found["weight_hh"] = torch.cat([_against_past(run, dz, delay, output) for delay in problem.delays], 2)
+    elif cell == "gru":
+        parts = (dz[..., : 2 * hidden], dz[..., 3 * hidden :])
+        found["weight_hh"] = torch.cat([_against_past(run, part, 1, output) for part in parts], 1)
+    else:
+        found["weight_hh"] = _against_past(run, dz, 1, output)
+    if cell == "clockwork":
+        periods = torch.tensor(problem.delays, device=dz.device).repeat_interleave(hidden // count)
+        found["weight_hh"] = found["weight_hh"].masked_fill(periods.unsqueeze(1) > periods, 0.0)
+    return found
+
+
+def _against_past(run: _Run, dz: Tensor, delay: int, output: Tensor) -> Tensor:
+    """Return the sum over all steps and sequences of dz at a step times the state so many steps before, [E, rows, H]."""
+    before = run.initial[:, run.M - delay : run.M - delay + min(delay, run.T)]  # what the first steps read
+    plain = run.origin is None and run.inputs["dropout"] is None and not run.settings.reverse
+    if plain:
+        result = _product(dz[:, :delay].flatten(1, 2).mT, before.flatten(1, 2))
+        if run.T > delay:
+            result = torch.baddbmm(result, dz[:, delay:].flatten(1, 2).mT, output[:, : run.T - delay].flatten(1, 2))
+        return result
+    read = torch.cat([before, run.by_step(output)[:, : run.T - before.size(1)]], 1)
+    if run.origin is not None:
+        steps = torch.arange(run.T, device=dz.device).view(1, -1, 1)
+        read = read.masked_fill((steps - delay < run.origin).unsqueeze(-1), 0.0)
+    dropout = run.inputs["dropout"]
+    if dropout is not None:
+        read = read * dropout.unsqueeze(1)
+    return _product(dz.flatten(1, 2).mT, read.flatten(1, 2))
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply matrix by matrix for each trial, in torch's own precision, whatever autocast says."""
+    with torch.autocast(a.device.type, enabled=False):
+        return torch.bmm(a, b)

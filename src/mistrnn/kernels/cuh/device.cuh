@@ -1,0 +1,92 @@
+// What the kernels take from the machine: barriers, exchange within a warp and a cluster, the tensor cores. The tests put
+// a header of their own in its place and run the kernels on a CPU.
+#pragma once
+
+#ifdef MISTRNN_EMULATED
+#include "emulator.h"
+#else
+
+#define DEVICE static __device__ __forceinline__
+#define METHOD __device__ __forceinline__
+#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
+#define GRID_CONSTANT __grid_constant__
+typedef unsigned char uint8_t;
+
+DEVICE char* shared_memory() {
+  extern __shared__ uint4 memory[];
+  return (char*)memory;
+}
+
+DEVICE void sync_block() { __syncthreads(); }
+DEVICE bool any_in_block(bool mine) { return __syncthreads_or(mine); }
+DEVICE void sync_warp() { __syncwarp(); }
+
+// All blocks of the cluster have come here, and what they wrote into each other's memory can be read.
+DEVICE void sync_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+DEVICE int cluster_rank() {
+  unsigned rank = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return (int)rank;
+}
+
+template <class V> DEVICE V from_other_lane(V value, int distance) { return __shfl_xor_sync(~0u, value, distance); }
+
+// The address, in block `rank` of the cluster, of what lies at `pointer` in this one.
+DEVICE unsigned remote(const void* pointer, int rank) {
+  unsigned there = 0;
+#if __CUDA_ARCH__ >= 900
+  const unsigned here = (unsigned)__cvta_generic_to_shared(pointer);
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
+#endif
+  return there;
+}
+DEVICE void store_remote(void* pointer, int rank, uint2 v) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.v2.b32 [%0], {%1, %2};" ::"r"(remote(pointer, rank)), "r"(v.x), "r"(v.y) : "memory");
+#endif
+}
+DEVICE void store_remote(void* pointer, int rank, uint4 v) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(remote(pointer, rank)), "r"(v.x), "r"(v.y), "r"(v.z),
+               "r"(v.w) : "memory");
+#endif
+}
+DEVICE void store_remote(void* pointer, int rank, float v) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote(pointer, rank)), "f"(v) : "memory");
+#endif
+}
+DEVICE void store_remote(void* pointer, int rank, double v) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(remote(pointer, rank)), "d"(v) : "memory");
+#endif
+}
+
+// sum += a b for one tile: a [16 x 16], b [16 x 8] in bfloat16, the sum [16 x 8] in float32.
+DEVICE void multiply_add(float (&sum)[4], uint4 a, uint2 b) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+               : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
+}
+
+// Two numbers rounded to bfloat16, the first in the lower half.
+DEVICE unsigned rounded(float low, float high) {
+  unsigned both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+DEVICE float fast_exp(float x) { return __expf(x); }
+DEVICE float fast_quotient(float a, float b) { return __fdividef(a, b); }
+DEVICE float as_float(unsigned bits) { return __uint_as_float(bits); }
+
+// A load of weights that many blocks share: it stays in the second-level cache and out of the first.
+DEVICE uint4 load_weights(const uint4* pointer) { return __ldcg(pointer); }
+
+#endif

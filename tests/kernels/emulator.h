@@ -1,0 +1,156 @@
+// Runs the GPU kernels on a CPU: every thread of a cluster is a coroutine, and barriers are where they take turns. It stands
+// in for kernels/cuh/device.cuh and is as exact about who may see what as barriers are: a missing one shows.
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+
+#include <vector>
+
+#define DEVICE static inline
+#define METHOD inline
+#define KERNEL(threads) static void
+#define GRID_CONSTANT
+
+struct uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct Index { unsigned x, y, z; };
+
+static inline float fast_exp(float x) { return expf(x); }
+static inline float fast_quotient(float a, float b) { return a / b; }
+
+namespace emulator {
+
+struct Thread {
+  ucontext_t context;
+  std::vector<char> stack;
+  Index place;
+  int block, warp, lane;
+  bool done = false;
+};
+struct Barrier { int arrived = 0, generation = 0, any = 0, result = 0; };
+
+inline std::vector<Thread> threads;
+inline Thread* now;
+inline ucontext_t home;
+inline std::vector<Barrier> blocks, warps;
+inline Barrier cluster;
+inline std::vector<char*> memories;
+inline std::vector<char> exchange;  // 64 bytes for each thread
+inline int threads_of_block, warps_of_block;
+inline Index grid_place;
+inline void (*body)();
+
+inline void wait(Barrier& barrier, int count, int mine = 0) {
+  const int generation = barrier.generation;
+  barrier.any |= mine;
+  if (++barrier.arrived == count) {
+    barrier.arrived = 0, barrier.result = barrier.any, barrier.any = 0, barrier.generation++;
+    return;
+  }
+  while (barrier.generation == generation) swapcontext(&now->context, &home);
+}
+inline Barrier& own_warp() { return warps[now->block * warps_of_block + now->warp]; }
+inline char* slot(int lane) { return exchange.data() + ((now->block * warps_of_block + now->warp) * 32 + lane) * 64; }
+inline void start() {
+  body();
+  now->done = true;
+  swapcontext(&now->context, &home);
+}
+
+// Run one cluster to its end.
+inline void run(void (*kernel)(), int clusters_of_block, int count, long shared, Index first) {
+  body = kernel, threads_of_block = count, warps_of_block = count / 32;
+  threads.clear(), threads.resize((size_t)clusters_of_block * count);
+  blocks.assign(clusters_of_block, {}), warps.assign(clusters_of_block * warps_of_block, {}), cluster = {};
+  exchange.assign((size_t)clusters_of_block * count * 64, 0);
+  for (char* memory : memories) free(memory);
+  memories.clear();
+  for (int n = 0; n < clusters_of_block; n++) {
+    memories.push_back((char*)aligned_alloc(128, (shared / 128 + 1) * 128));
+    memset(memories.back(), 0xff, shared);  // poison: NaN
+  }
+  grid_place = first;
+  for (size_t n = 0; n < threads.size(); n++) {
+    Thread& t = threads[n];
+    t.block = (int)n / count, t.place = {(unsigned)(n % count), 0, 0};
+    t.warp = t.place.x / 32, t.lane = t.place.x % 32;
+    t.stack.resize(1 << 16);
+    getcontext(&t.context);
+    t.context.uc_stack.ss_sp = t.stack.data(), t.context.uc_stack.ss_size = t.stack.size(), t.context.uc_link = &home;
+    makecontext(&t.context, start, 0);
+  }
+  for (bool any = true; any;) {
+    any = false;
+    for (Thread& t : threads) {
+      if (t.done) continue;
+      any = true, now = &t;
+      swapcontext(&home, &t.context);
+    }
+  }
+}
+
+}  // namespace emulator
+
+#define threadIdx (emulator::now->place)
+#define blockIdx (Index{emulator::grid_place.x + (unsigned)emulator::now->block, emulator::grid_place.y, emulator::grid_place.z})
+
+DEVICE char* shared_memory() { return emulator::memories[emulator::now->block]; }
+DEVICE void sync_block() { emulator::wait(emulator::blocks[emulator::now->block], emulator::threads_of_block); }
+DEVICE bool any_in_block(bool mine) {
+  emulator::Barrier& barrier = emulator::blocks[emulator::now->block];
+  emulator::wait(barrier, emulator::threads_of_block, mine);
+  return barrier.result;
+}
+DEVICE void sync_warp() { emulator::wait(emulator::own_warp(), 32); }
+DEVICE void sync_cluster() { emulator::wait(emulator::cluster, (int)emulator::threads.size()); }
+DEVICE int cluster_rank() { return emulator::now->block; }
+template <class V> DEVICE V from_other_lane(V value, int distance) {
+  memcpy(emulator::slot(emulator::now->lane), &value, sizeof(V));
+  sync_warp();
+  V other;
+  memcpy(&other, emulator::slot(emulator::now->lane ^ distance), sizeof(V));
+  sync_warp();
+  return other;
+}
+template <class V> DEVICE void store_remote(void* pointer, int rank, V value) {
+  memcpy(emulator::memories[rank] + ((char*)pointer - shared_memory()), &value, sizeof(V));
+}
+DEVICE float as_float(unsigned bits) {
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+DEVICE unsigned rounded_one(float value) {
+  unsigned bits;
+  memcpy(&bits, &value, 4);
+  if (value != value) return 0x7fff;
+  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+DEVICE unsigned rounded(float low, float high) { return rounded_one(low) | rounded_one(high) << 16; }
+
+// As the instruction m16n8k16 lays its operands out over the lanes of a warp.
+DEVICE void multiply_add(float (&sum)[4], uint4 a, uint2 b) {
+  const unsigned mine[6] = {a.x, a.y, a.z, a.w, b.x, b.y};
+  memcpy(emulator::slot(emulator::now->lane), mine, sizeof mine);
+  sync_warp();
+  auto part = [](int lane, int reg, int half) {
+    unsigned bits;
+    memcpy(&bits, emulator::slot(lane) + 4 * reg, 4);
+    return as_float(half ? bits & 0xffff0000u : bits << 16);
+  };
+  const int lane = emulator::now->lane;
+  for (int r = 0; r < 4; r++) {
+    const int row = lane / 4 + r / 2 * 8, column = lane % 4 * 2 + r % 2;
+    float total = sum[r];
+    for (int k = 0; k < 16; k++)
+      total += part(row % 8 * 4 + k % 8 / 2, row / 8 + k / 8 * 2, k % 2) * part(column * 4 + k % 8 / 2, 4 + k / 8, k % 2);
+    sum[r] = total;
+  }
+  sync_warp();
+}
+DEVICE uint4 load_weights(const uint4* pointer) { return *pointer; }

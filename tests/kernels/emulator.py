@@ -1,0 +1,96 @@
+"""The GPU kernels on a CPU: compiled as C++ with `emulator.h` in the place of the machine, and launched the same way."""
+
+import ctypes
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mistrnn.kernels import _variant, cuda, ops
+from mistrnn.kernels._variant import Launch, Problem, Variant
+from mistrnn.kernels.choices import fitting
+
+MAIN = """
+static Arguments given;
+extern "C" int emulate(const Arguments* args, int is_run, int x, int y, int z, int threads, int cluster, long shared) {
+  static_assert(sizeof(Arguments) == ARGUMENTS_SIZE, "Python and C++ agree");
+  given = *args;
+  for (int c = 0; c < z; c++)
+    for (int b = 0; b < y; b++)
+      for (int a = 0; a < x; a += cluster)
+        emulator::run(is_run ? +[]() { run(given); } : +[]() { pack(given); }, cluster, threads, shared,
+                      {(unsigned)a, (unsigned)b, (unsigned)c});
+  return 0;
+}
+"""
+
+
+class EmulatedKernels:
+    """As `_nvrtc.Kernels`."""
+
+    def __init__(self, variant: Variant) -> None:
+        self.variant = variant
+        self._emulate = _compiled(f"#define ARGUMENTS_SIZE {ctypes.sizeof(cuda.Arguments)}\n{variant.source}{MAIN}").emulate
+
+    def pack(self, arguments: ctypes.Structure, trials: int, stream: int) -> None:
+        blocks = -(-self.variant.tiles // 8)
+        self._run(arguments, 0, (blocks, self.variant.launch.cluster, trials), 256, 1, 0)
+
+    def run(self, arguments: ctypes.Structure, trials: int, batch: int, stream: int) -> None:
+        launch = self.variant.launch
+        grid = (-(-batch // launch.rows) * launch.cluster, trials, 1)
+        self._run(arguments, 1, grid, 32 * self.variant.warps, launch.cluster, self.variant.shared_memory)
+
+    def _run(self, arguments: Any, is_run: int, grid: Any, threads: int, cluster: int, shared: int) -> None:
+        self._emulate(ctypes.byref(arguments), is_run, *grid, threads, cluster, ctypes.c_long(shared))
+
+
+@cache
+def _compiled(source: str) -> ctypes.CDLL:
+    headers = "".join(path.read_text() for path in sorted(_variant.ROOT.rglob("*.cuh")))
+    own = (Path(__file__).parent / "emulator.h").read_text()
+    name = hashlib.sha256((source + headers + own).encode()).hexdigest()[:24]
+    folder = Path(tempfile.gettempdir()) / "mistrnn-emulated"
+    library = folder / f"{name}.so"
+    if not library.exists():
+        folder.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            (Path(scratch) / "kernel.cpp").write_text(source)
+            command = [sys.executable, "-m", "ziglang", "c++", "-target", f"{platform.machine()}-linux-gnu", "-DMISTRNN_EMULATED", "-std=c++17", "-O1", "-shared", "-fPIC", "-w"]
+            command += ["-fno-sanitize=all", f"-I{_variant.ROOT}", f"-I{Path(__file__).parent}", f"{scratch}/kernel.cpp", "-o", f"{scratch}/kernel.so"]
+            subprocess.run(command, check=True)
+            os.replace(f"{scratch}/kernel.so", library)
+    return ctypes.CDLL(str(library))
+
+
+def emulate(patch: pytest.MonkeyPatch, parts: int | None = None, launch: Launch | None = None, capability: int = 90) -> None:
+    """Let the operators on CPU tensors run the GPU kernels; with `parts`, float32 products in so many."""
+
+    def choose(problem: Problem, trials: int, batch: int, device: torch.device) -> Variant:
+        return Variant(problem, launch, capability) if launch else fitting(problem, capability)
+
+    def with_parts(function: Any) -> Any:
+        def run(cell: str, *arguments: Any) -> Any:
+            position = next(k for k, value in enumerate(arguments) if type(value).__name__ == "Settings")
+            settings = arguments[position]
+            inputs = arguments[position - 1] if position == 1 else arguments[1]
+            chosen = 0 if parts is None or inputs["x"].dtype == torch.float64 else parts
+            replaced = list(arguments)
+            replaced[position] = settings._replace(parts=chosen)
+            return function(cell, *replaced)
+
+        return run
+
+    patch.setattr(cuda, "choose", choose)
+    patch.setattr(cuda, "load", cache(lambda variant, device: EmulatedKernels(variant)))
+    patch.setattr(cuda, "current_stream", lambda device: 0)
+    patch.setattr(ops.cpu, "forward", with_parts(partial(cuda.forward, device="cpu")))
+    patch.setattr(ops.cpu, "backward", with_parts(partial(cuda.backward, device="cpu")))
