@@ -21,7 +21,7 @@ struct alignas(16) float4 { float x, y, z, w; };
 struct Index { unsigned x, y, z; };
 
 static inline float fast_exp(float x) { return expf(x); }
-static inline float fast_quotient(float a, float b) { return a / b; }
+static inline float fast_reciprocal(float x) { return 1 / x; }
 
 namespace emulator {
 
@@ -109,14 +109,15 @@ DEVICE bool any_in_block(bool mine) {
 DEVICE void sync_warp() { emulator::wait(emulator::own_warp(), 32); }
 DEVICE void sync_cluster() { emulator::wait(emulator::cluster, (int)emulator::threads.size()); }
 DEVICE int cluster_rank() { return emulator::now->block; }
-template <class V> DEVICE V from_other_lane(V value, int distance) {
+template <class V> DEVICE V from_lane(V value, int lane) {
   memcpy(emulator::slot(emulator::now->lane), &value, sizeof(V));
   sync_warp();
   V other;
-  memcpy(&other, emulator::slot(emulator::now->lane ^ distance), sizeof(V));
+  memcpy(&other, emulator::slot(lane), sizeof(V));
   sync_warp();
   return other;
 }
+template <class V> DEVICE V from_other_lane(V value, int distance) { return from_lane(value, emulator::now->lane ^ distance); }
 template <class V> DEVICE void store_remote(void* pointer, int rank, V value) {
   memcpy(emulator::memories[rank] + ((char*)pointer - shared_memory()), &value, sizeof(V));
 }

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mistrnn.kernels import ops
+from mistrnn.kernels import cuda, ops
 from mistrnn.kernels.contract import INPUTS, Settings
 from mistrnn.layers._recurrence import Step, Zoneout, linear, run
 from mistrnn.layers._timeline import Timeline
@@ -85,6 +85,7 @@ def fused(cell: str, delays: Sequence[int], given: Run) -> Result:
         zoneout=given.zoneout if isinstance(given.zoneout, float) else 0.0,
         reverse=given.reverse,
         save=torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs),
+        parts=cuda.parts_of(given.x) if given.x.is_cuda else 0,
     )
     # One call is one trial: the operators' trial axis has length 1 here, and vmap makes it longer.
     found = ops.run(cell, [None if tensor is None else tensor.unsqueeze(0) for tensor in inputs], settings)

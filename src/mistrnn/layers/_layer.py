@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.rnn import PackedSequence
 
-from mistrnn.kernels import cpu
+from mistrnn.kernels import cpu, cuda
 from mistrnn.layers import _checks, _forms
 from mistrnn.layers._forms import FORMS, Form, Run, Weights
 from mistrnn.layers._recurrence import Step, Zoneout, linear
@@ -323,7 +323,7 @@ class RecurrentLayer(nn.Module, ABC):
             raise RuntimeError(
                 f'{type(self).__name__}: expected the fused form to serve, because form="fused", but {reason}.'
             )
-        if self._has_fused_form() and like.device.type == "cpu" and not torch.compiler.is_compiling():
+        if self._has_fused_form() and like.device.type != "meta" and not torch.compiler.is_compiling():
             _tell_once(f"{type(self).__name__} runs in its plain form, which is slower: {reason}.")
         return False
 
@@ -336,10 +336,12 @@ class RecurrentLayer(nn.Module, ABC):
         """Return why there is no fused form for parameters like this one; None if there is."""
         if not self._has_fused_form():
             return "this layer has only the plain form"
-        if like.device.type != "cpu":
-            return f"it runs on the CPU, and the parameters are on {like.device}"
         assert self.fused_name is not None
-        return cpu.unavailable(self.fused_name, like.dtype)
+        if like.device.type == "cpu":
+            return cpu.unavailable(self.fused_name, like.dtype)
+        if like.device.type == "cuda":
+            return cuda.unavailable(self.fused_name, like.dtype, like.device, self.hidden_size, self._delays())
+        return f"it runs on the CPU and on NVIDIA GPUs, and the parameters are on {like.device}"
 
     def _delays(self) -> Sequence[int]:
         """Return the numbers that the fused form is given: delays or periods."""

@@ -39,7 +39,8 @@ class Stream:
             weights = layer._all_weights()
             self._like = weights[0]["weight_hh"].detach()
             parts = self._form.unpack(state, self._like)
-            fused = layer._takes_fused(self._like)
+            # On a GPU a single step is a launch whatever the form, so that the plain one serves.
+            fused = layer._takes_fused(self._like) and self._like.device.type == "cpu"
             kind = _fused_steps if fused else _PlainSteps
             self._layers = [kind(layer, *pair) for pair in zip(weights, parts, strict=True)]
 

@@ -28,6 +28,7 @@ constexpr int kRowBlocks = (R + 3) / 4;            // and along the sequences
 constexpr int NT = (R + 7) / 8;                    // tiles along the sequences
 constexpr int kZStride = Z_STRIDE, kStride = U_STRIDE;  // of a sequence in z (numbers) and u (bytes)
 constexpr int kBuffers = C > 1 ? 2 : 1;            // of u: other blocks of the cluster may still read the last one
+constexpr int kDelays = D > 0 ? D : 1, kSlots = (kDelays + 7) / 8;
 constexpr int kSumWidth = SUM_WIDTH;               // numbers that are added up over the units at once, at most
 
 DEVICE constexpr int delay(int d) {
@@ -67,14 +68,14 @@ struct Arguments {
 };
 
 // float: exact to the last bits where the product is, else as fast as the product is coarse.
-DEVICE float exp_of(float x) { return P == 1 || P == 2 ? fast_exp(x) : expf(x); }
+constexpr bool kFast = P == 1 || P == 2;
 DEVICE double exp_of(double x) { return exp(x); }
-DEVICE float tanh_of(float x) { return tanhf(x); }
+DEVICE float exp_of(float x) { return kFast ? fast_exp(x) : expf(x); }
+DEVICE double reciprocal(double x) { return 1 / x; }
+DEVICE float reciprocal(float x) { return kFast ? fast_reciprocal(x) : 1 / x; }
 DEVICE double tanh_of(double x) { return tanh(x); }
-DEVICE float sigmoid_of(float x) {
-  return P == 1 || P == 2 ? fast_quotient(1.0f, 1.0f + fast_exp(-x)) : 1.0f / (1.0f + expf(-x));
-}
-DEVICE double sigmoid_of(double x) { return 1 / (1 + exp(-x)); }
+DEVICE float tanh_of(float x) { return kFast ? 1 - 2 * fast_reciprocal(1 + fast_exp(2 * x)) : tanhf(x); }
+template <class V> DEVICE V sigmoid_of(V x) { return reciprocal(1 + exp_of(-x)); }
 
 // Four numbers that follow each other, at once.
 DEVICE void load_four(const float* from, float (&v)[4]) {
@@ -89,18 +90,26 @@ DEVICE void load_four(const double* from, double (&v)[4]) {
 #define EACH_UNIT _Pragma("unroll") for (int i = 0; i < 4; i++)
 #define EACH_DELAY _Pragma("unroll") for (int d = 0; d < D; d++)
 
+// Units that do not exist (where four times the quarter is more than there are) are read as the thread's first one: what
+// they compute meets weights of zero, and is never written.
+constexpr bool kAllUnits = kUnits == kPlaces && kUnits * C == H;
+constexpr bool kOnlyLast = kUnits * C == H && kQuarter >= 3;  // then only a fourth unit can be missing
+
 struct Block {
   const Arguments& args;
-  char* u;      // what a product reads, in parts: [buffers, 8 NT, kStride]
-  Real* z;      // what a product gives: [ranges, R, kZStride]
-  Real* table;  // weights of the inputs, biases, gains
+  char* u;       // what a product reads, in parts: [buffers, 8 NT, kStride]
+  Real* z;       // what a product gives: [ranges, R, kZStride]
+  Real* table;   // weights of the inputs, biases, gains
   Real* totals;  // [2, C kEights, R, kSumWidth]
   int cta, tau, b, length;
-  long e, row;
-  bool there;  // the thread has a sequence
-  int there_units;  // bit i: unit i exists
+  long e, row;     // of the sequence, or of the last one where the thread has none
+  int there_units;  // bit i: the thread has a sequence and its unit i exists
+  int missing[4];  // from the first unit to unit i, in memory
+  bool in_cell, in_batch;  // the thread has units, and a sequence
   int buffer = 0, totals_buffer = 0;
   Real x[I > 0 ? I : 1];
+  int step_h, step_s, step_x;  // from one step to the next, in [B, H], in [B, S], in x
+  const Real *x_at, *output_at, *saved_at;  // this thread's sequence (and first unit) at the first step
 
   METHOD Block(const Arguments& args) : args(args) {
     char* memory = shared_memory();
@@ -111,49 +120,68 @@ struct Block {
     cta = C > 1 ? cluster_rank() : 0;
     e = blockIdx.y;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const bool in_cell = warp < kRowBlocks * kEights;
-    tau = in_cell ? warp / kRowBlocks * 8 + (lane & 7) : kEights * 8;
+    in_cell = warp < kRowBlocks * kEights;
+    tau = in_cell ? warp / kRowBlocks * 8 + (lane & 7) : kEights * 8 + (lane & 7);
     b = in_cell ? warp % kRowBlocks * 4 + (lane >> 3) : 0;
     row = (long)(blockIdx.x / C) * R + b;
-    there = in_cell && row < args.B && b < R;
+    in_batch = in_cell && row < args.B;
+    row = row < args.B ? row : args.B - 1;
     there_units = 0;
-    EACH_UNIT if (there && tau < kQuarter && tau + i * kQuarter < kUnits && unit(i) < H) there_units |= 1 << i;
-    length = there ? (int)args.T : 0;
-    if (kLengths && there) {  // never more than there are, whatever the caller says: memory would be overwritten
+    EACH_UNIT {
+      const int local = first_place() / 4 + i * kQuarter;
+      const bool exists = local < kUnits && cta * kUnits + local < H;
+      missing[i] = exists ? i * kQuarter : 0;
+      if (in_batch && tau < kQuarter && exists) there_units |= 1 << i;
+    }
+    length = (int)args.T;
+    if (kLengths) {  // never more than there are, whatever the caller says: memory would be overwritten
       const long own = args.lengths[e * args.lengths_trial + row];
       length = own < 0 ? 0 : own < args.T ? (int)own : (int)args.T;
     }
+    step_h = (int)args.B * H, step_s = (int)args.B * SAVED_SIZE, step_x = (int)args.x_time;
+    output_at = args.output + (e * args.T * args.B + row) * H + first_unit();
+    saved_at = args.saved + (e * args.T * args.B + row) * SAVED_SIZE;
+    x_at = args.x + e * args.x_trial + row * args.x_sequence;
     for (int n = threadIdx.x; n < kBuffers * NT * 2 * kStride; n += W * 32) ((unsigned*)u)[n] = 0;
     for (int n = threadIdx.x; n < Z_RANGES * R * kZStride; n += W * 32) z[n] = 0;
   }
 
-  METHOD int unit(int i) const { return cta * kUnits + tau + i * kQuarter; }
+  METHOD int first_place() const { return tau < kQuarter ? 4 * tau : 0; }
+  METHOD int first_unit() const { return cta * kUnits + (tau < kQuarter ? tau : 0); }
+  METHOD int next(int i) const { return kAllUnits || (kOnlyLast && i < 3) ? i * kQuarter : missing[i]; }
+  METHOD int unit(int i) const { return first_unit() + next(i); }
   METHOD bool has(int i) const { return there_units >> i & 1; }
-  METHOD bool active(int s) const { return s < length; }
-  METHOD int time(int s) const { return kReverse && s < length ? length - 1 - s : s; }
-  // Places in [E, T, B, width], by time and by step, and in a state [E, M, B, H] whose trial axis has a stride of its own.
-  METHOD long at_time(int s, int width) const { return ((e * args.T + time(s)) * args.B + row) * width; }
-  METHOD long at_step(int s, int width) const { return ((e * args.T + s) * args.B + row) * width; }
-  METHOD long in_state(int m) const { return (m * args.B + row) * H; }
+  // Whether the thread is one of the eight that write what belongs to the delays of its sequence.
+  METHOD bool owns_extra() const { return tau < 8 && in_batch; }
+  METHOD bool active(int s) const { return !kLengths || s < length; }
+  METHOD int time(int s) const { return kReverse && active(s) ? length - 1 - s : s; }
+
+  // This thread's place at a step: in [E, T, B, H] by time or by step, and among the saved values.
+  METHOD long by_time(int s) const { return (long)time(s) * step_h; }
+  METHOD long by_step(int s) const { return (long)s * step_h; }
+  METHOD Real* saved(int s) const { return (Real*)saved_at + (long)s * step_s; }
+  // ... and in a state [E, M, B, H] whose trial axis has a stride of its own.
+  METHOD long in_state(int m, long trial) const { return e * trial + (m * args.B + row) * H + first_unit(); }
+
+  METHOD void load(const Real* from, Real (&v)[4]) const { EACH_UNIT v[i] = from[next(i)]; }
+  METHOD void store(Real* to, const Real (&v)[4]) const { EACH_UNIT if (has(i)) to[next(i)] = v[i]; }
 
   METHOD int origin(int s) const { return args.origin[e * args.origin_trial + (long)s * args.B + row]; }
   // Whether step s of the sequence may read the state d steps before; s == length asks for what is handed on.
   METHOD bool sees(int s, int d) const {
-    if (!kReset || !there || length == 0) return true;
+    if (!kReset || length == 0) return true;
     return s - d >= origin(s < length ? s : length - 1);
   }
 
   // The state d steps before step s.
   METHOD void past(int s, int d, Real (&h)[4]) const {
-    const bool seen = there && sees(s, d);
-    const Real* from = s >= d ? args.output + at_time(s - d, H)
-                              : args.initial_h + e * args.initial_h_trial + in_state(M + s - d);
-    EACH_UNIT h[i] = seen && has(i) ? from[unit(i)] : Real(0);
+    load(s >= d ? output_at + by_time(s - d) : args.initial_h + in_state(M + s - d, args.initial_h_trial), h);
+    if (kReset && !sees(s, d)) EACH_UNIT h[i] = 0;
   }
 
   // Write four places of vector `block` of u, for every block of the cluster.
   METHOD void publish(int block, const Real (&v)[4]) {
-    if (tau >= kQuarter || b >= R) return;
+    if (tau >= kQuarter) return;
     char* to = u + (buffer * NT * 8 + b) * kStride;
     const int four = (block * C + cta) * kQuarter + tau;
 #if PARTS == 0
@@ -215,25 +243,26 @@ struct Block {
 
   // What the product gave for four places of row block g.
   METHOD void product(int g, int ranges, Real (&v)[4]) const {
-    EACH_UNIT v[i] = 0;
-    const int place = g * kPlaces + (tau < kQuarter ? 4 * tau : 0);
+    const Real* from = z + b * kZStride + g * kPlaces + first_place();
+    load_four(from, v);
 #pragma unroll
-    for (int range = 0; range < ranges; range++) {
+    for (int range = 1; range < ranges; range++) {
       Real part[4];
-      load_four(z + (range * R + b) * kZStride + place, part);
+      load_four(from + range * R * kZStride, part);
       EACH_UNIT v[i] += part[i];
     }
   }
   METHOD Real product_extra(int blocks, int d, int ranges) const {
-    Real v = 0;
-    for (int range = 0; range < ranges; range++) v += z[(range * R + b) * kZStride + blocks * kPlaces + d];
+    const Real* from = z + b * kZStride + blocks * kPlaces + d;
+    Real v = from[0];
+#pragma unroll
+    for (int range = 1; range < ranges; range++) v += from[range * R * kZStride];
     return v;
   }
 
   METHOD void load_x(int s) {
 #pragma unroll
-    for (int k = 0; k < I; k++)
-      x[k] = active(s) ? args.x[e * args.x_trial + time(s) * args.x_time + row * args.x_sequence + k] : Real(0);
+    for (int k = 0; k < I; k++) x[k] = active(s) && s < (int)args.T ? x_at[(long)time(s) * step_x + k] : Real(0);
   }
 
   // The sum of each v[n] over all units of the sequence; every thread of the cluster must come here.
@@ -243,7 +272,7 @@ struct Block {
     for (int n = 0; n < N; n++)
 #pragma unroll
       for (int distance = 1; distance < 8; distance *= 2) v[n] += from_other_lane(v[n], distance);
-    if ((threadIdx.x & 7) == 0 && tau < kEights * 8 && b < R) {
+    if ((threadIdx.x & 7) == 0 && tau < kEights * 8) {
       Real* place = to + ((cta * kEights + tau / 8) * R + b) * kSumWidth;
 #pragma unroll
       for (int n = 0; n < N; n++) {
@@ -261,10 +290,54 @@ struct Block {
     totals_buffer ^= 1;
   }
 
+  // For delays that the eight lanes of a sequence have among them (d, and d + 8 if there are so many): the sum of each
+  // v[d] over all units comes to the lane of d. Every thread of the cluster must come here.
+  METHOD void add_to_owners(Real (&v)[kDelays], Real (&own)[kSlots]) {
+    const int lane = threadIdx.x & 7;
+#pragma unroll
+    for (int slot = 0; slot < kSlots; slot++) {
+      Real part[8];
+#pragma unroll
+      for (int n = 0; n < 8; n++) part[n] = slot * 8 + n < D ? v[slot * 8 + n] : Real(0);
+#pragma unroll
+      for (int width = 4; width > 0; width /= 2)  // halve the delays that a lane has, and the lanes that have them
+#pragma unroll
+        for (int n = 0; n < width; n++) {
+          const bool upper = lane & width;
+          const Real given = upper ? part[n] : part[n + width], kept = upper ? part[n + width] : part[n];
+          part[n] = kept + from_other_lane(given, width);
+        }
+      own[slot] = part[0];
+    }
+    Real* to = totals + totals_buffer * (C * kEights * R * kSumWidth);
+    if (tau < kEights * 8) {
+      Real* place = to + ((cta * kEights + tau / 8) * R + b) * kSumWidth + lane;
+#pragma unroll
+      for (int slot = 0; slot < kSlots; slot++)
+        if (lane + slot * 8 < D) {
+          if (C == 1) place[slot * 8] = own[slot];
+          else
+            for (int rank = 0; rank < C; rank++) store_remote(place + slot * 8, rank, own[slot]);
+        }
+    }
+    sync_published();
+#pragma unroll
+    for (int slot = 0; slot < kSlots; slot++) {
+      own[slot] = 0;
+      for (int k = 0; k < C * kEights; k++)
+        if (lane + slot * 8 < D) own[slot] += to[(k * R + b) * kSumWidth + lane + slot * 8];
+    }
+    totals_buffer ^= 1;
+  }
+  // The value of the lane that has delay d, to all eight.
+  METHOD Real from_owner(const Real (&own)[kSlots], int d) const {
+    return from_lane(own[d / 8], (int)(threadIdx.x & 24) + d % 8);
+  }
+
   // Zoneout: units keep their previous value where a mask says so, or in evaluation in expectation.
   METHOD Real keep(const uint8_t* mask, long trial, int s, int i, Real before, Real fresh) const {
     if (kMasks)
-      return active(s) && has(i) && mask[e * trial + ((long)s * args.B + row) * H + unit(i)] ? before : fresh;
+      return mask[e * trial + row * H + by_step(s) + unit(i)] ? before : fresh;
     if (kMixture) return Real(args.zoneout) * before + (1 - Real(args.zoneout)) * fresh;
     return fresh;
   }
@@ -272,7 +345,7 @@ struct Block {
   METHOD Real kept_share(const uint8_t* mask, long trial, int s, int i, Real& gradient) const {
     Real kept = 0;
     if (kMasks) {
-      if (active(s) && has(i) && mask[e * trial + ((long)s * args.B + row) * H + unit(i)]) kept = gradient, gradient = 0;
+      if (mask[e * trial + row * H + by_step(s) + unit(i)]) kept = gradient, gradient = 0;
     } else if (kMixture) {
       kept = Real(args.zoneout) * gradient, gradient *= 1 - Real(args.zoneout);
     }
@@ -280,6 +353,6 @@ struct Block {
   }
 
   METHOD Real dropout(int i) const {
-    return kDropout ? (has(i) ? args.dropout[e * args.dropout_trial + row * H + unit(i)] : Real(0)) : Real(1);
+    return kDropout ? args.dropout[e * args.dropout_trial + row * H + unit(i)] : Real(1);
   }
 };

@@ -37,6 +37,7 @@ DEVICE int cluster_rank() {
 }
 
 template <class V> DEVICE V from_other_lane(V value, int distance) { return __shfl_xor_sync(~0u, value, distance); }
+template <class V> DEVICE V from_lane(V value, int lane) { return __shfl_sync(~0u, value, lane); }
 
 // The address, in block `rank` of the cluster, of what lies at `pointer` in this one.
 DEVICE unsigned remote(const void* pointer, int rank) {
@@ -82,8 +83,17 @@ DEVICE unsigned rounded(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   return both;
 }
-DEVICE float fast_exp(float x) { return __expf(x); }
-DEVICE float fast_quotient(float a, float b) { return __fdividef(a, b); }
+// To about 2^-22 of the result.
+DEVICE float fast_exp(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
+  return result;
+}
+DEVICE float fast_reciprocal(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
 DEVICE float as_float(unsigned bits) { return __uint_as_float(bits); }
 
 // A load of weights that many blocks share: it stays in the second-level cache and out of the first.

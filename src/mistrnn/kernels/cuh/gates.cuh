@@ -46,8 +46,8 @@ template <class Cell> struct Gates {
   // v += the input's share of gate g, with the bias unless it comes after the norm.
   METHOD void add_input(Block& k, int s, int g, Real (&v)[4]) {
     if (kProjected) {
-      const Real* from = k.args.projected + k.at_time(s, kG) + Cell::gate_row(g);
-      EACH_UNIT if (k.active(s) && k.has(i)) v[i] += from[k.unit(i)];
+      const Real* from = k.args.projected + ((k.e * k.args.T + k.time(s)) * k.args.B + k.row) * kG + Cell::gate_row(g) + k.first_unit();
+      EACH_UNIT v[i] += k.active(s) ? from[k.next(i)] : Real(0);
     } else {
       Real weight[4];
 #pragma unroll
@@ -61,8 +61,8 @@ template <class Cell> struct Gates {
     }
   }
   METHOD Real extra_input(Block& k, int s, int d) {
-    if (kProjected) return k.active(s) ? k.args.projected[k.at_time(s, kG) + d] : Real(0);
-    Real v = kNorm ? Real(0) : extra_table(k, d)[I];
+    if (kProjected) return k.active(s) ? k.args.projected[((k.e * k.args.T + k.time(s)) * k.args.B + k.row) * kG + d] : Real(0);
+    Real v = kNorm || !kBias ? Real(0) : extra_table(k, d)[I];
 #pragma unroll
     for (int n = 0; n < I; n++) v += extra_table(k, d)[n] * k.x[n];
     return v;
@@ -72,99 +72,104 @@ template <class Cell> struct Gates {
   // saved behind the cell's own: the normalised values by parameter row, and a scale for every block of rows.
   static constexpr int kNormed = kS - kG - Cell::kBlocks, kScales = kS - Cell::kBlocks;
   static constexpr int kGroups = Cell::kGroups, kGroupUnits = H / Cell::kGroups;
-  METHOD int group(Block& k, int i) const { return k.unit(i) / kGroupUnits; }
+  METHOD bool in_group(Block& k, int i, int n) const {
+    return k.has(i) && (kGroups == 1 || k.unit(i) / kGroupUnits == n);
+  }
 
   METHOD void norm(Block& k, int s, int g, Real (&v)[4]) {
     if (!kNorm) return;
-    Real mean[kGroups], square[kGroups];
+    Real mean[kGroups], square[kGroups], gain[4], bias[4];
 #pragma unroll
     for (int n = 0; n < kGroups; n++) {
       mean[n] = square[n] = 0;
-      EACH_UNIT if (k.has(i) && (kGroups == 1 || group(k, i) == n)) mean[n] += v[i];
+      EACH_UNIT if (in_group(k, i, n)) mean[n] += v[i];
     }
     k.add_over_units(mean);
 #pragma unroll
     for (int n = 0; n < kGroups; n++)
-      EACH_UNIT if (k.has(i) && (kGroups == 1 || group(k, i) == n)) {
+      EACH_UNIT if (in_group(k, i, n)) {
         v[i] -= mean[n] / kGroupUnits;
         square[n] += v[i] * v[i];
       }
     k.add_over_units(square);
-    Real* saved = k.args.saved + k.at_step(s, kS);
+    Real* saved = k.saved(s);
     const bool save = kSave && k.active(s);
-    Real gain[4], bias[4];
     table(k, g, I + 1, gain), table(k, g, I, bias);
 #pragma unroll
     for (int n = 0; n < kGroups; n++) {
       const Real scale = 1 / sqrt(square[n] / kGroupUnits + Real(1e-5));
-      EACH_UNIT if (k.has(i) && (kGroups == 1 || group(k, i) == n)) {
+      EACH_UNIT if (in_group(k, i, n)) {
         v[i] *= scale;
         if (save) saved[kNormed + Cell::gate_row(g) + k.unit(i)] = v[i];
         v[i] = v[i] * gain[i] + bias[i];
       }
-      if (save && k.cta == 0 && k.tau == 0) saved[kScales + Cell::norm_block(g) + n] = scale;
+      if (save && k.cta == 0 && k.tau == 0 && k.in_batch) saved[kScales + Cell::norm_block(g) + n] = scale;
     }
   }
   // From the gradient of its result to that of what went in; adds up the gradients of gain and bias.
   METHOD void norm_backward(Block& k, int s, int g, Real (&v)[4]) {
     if (!kNorm) return;
-    const Real* saved = k.args.saved + k.at_step(s, kS);
+    const Real* saved = k.saved(s);
     const bool active = k.active(s);
     Real normed[4], gain[4], both[2 * kGroups];
     table(k, g, I + 1, gain);
 #pragma unroll
     for (int n = 0; n < 2 * kGroups; n++) both[n] = 0;
     EACH_UNIT {
-      normed[i] = active && k.has(i) ? saved[kNormed + Cell::gate_row(g) + k.unit(i)] : Real(0);
+      normed[i] = active ? saved[kNormed + Cell::gate_row(g) + k.unit(i)] : Real(0);
       sum[g][0][i] += v[i];
       sum[g][kKinds - 1][i] += v[i] * normed[i];
       v[i] *= gain[i];
 #pragma unroll
       for (int n = 0; n < kGroups; n++)
-        if (k.has(i) && (kGroups == 1 || group(k, i) == n)) both[2 * n] += v[i], both[2 * n + 1] += v[i] * normed[i];
+        if (in_group(k, i, n)) both[2 * n] += v[i], both[2 * n + 1] += v[i] * normed[i];
     }
     k.add_over_units(both);
 #pragma unroll
     for (int n = 0; n < kGroups; n++) {
       const Real scale = active ? saved[kScales + Cell::norm_block(g) + n] : Real(0);
-      EACH_UNIT if (kGroups == 1 || group(k, i) == n)
+      EACH_UNIT if (in_group(k, i, n))
         v[i] = scale * (v[i] - both[2 * n] / kGroupUnits - normed[i] * both[2 * n + 1] / kGroupUnits);
     }
   }
 
   // The state before the first step, and what the products read of it.
   METHOD void begin_forward(Block& k) {
-    k.past(0, 1, h);
+    k.past(k.length > 0 ? 0 : k.length, 1, h);
     publish_state(k);
   }
   METHOD void publish_state(Block& k) {
     Real read[4];
-    EACH_UNIT read[i] = h[i] * drop[i];
+    EACH_UNIT read[i] = kDropout ? h[i] * drop[i] : h[i];
     k.publish(0, read);
   }
   // Write the new state, and make it the one before the next step.
   METHOD void new_state(Block& k, int s, Real (&fresh)[4]) {
     const bool active = k.active(s);
-    Real* to = k.args.output + k.at_time(s, H);
-    const bool seen = s + 1 >= k.length || k.sees(s + 1, 1);
+    if (kSave && kMixture && Cell::kSavesFresh && active) k.store(k.saved(s) + Cell::kSaved + k.first_unit(), fresh);
     EACH_UNIT {
-      if (kSave && kMixture && Cell::kSavesFresh && active && k.has(i))
-        k.args.saved[k.at_step(s, kS) + Cell::kSaved + k.unit(i)] = fresh[i];
-      const Real value = k.keep(k.args.keep_h, k.args.keep_h_trial, s, i, h[i], fresh[i]);
-      if (k.has(i)) to[k.unit(i)] = active ? value : Real(0);
-      h[i] = active && k.has(i) && seen ? value : Real(0);
+      h[i] = k.keep(k.args.keep_h, k.args.keep_h_trial, s, i, h[i], fresh[i]);
+      if (!active) h[i] = 0;
     }
+    k.store((Real*)k.output_at + k.by_time(s), h);
+    if (kReset && s + 1 < k.length && !k.sees(s + 1, 1)) EACH_UNIT h[i] = 0;
     publish_state(k);
   }
   METHOD void finish_forward(Block& k) {
-    for (int m = 0; k.there && m < M; m++) {
+    for (int m = 0; m < M; m++) {
       Real value[4];
       k.past(k.length, M - m, value);
-      EACH_UNIT if (k.has(i)) k.args.final_h[k.e * M * k.args.B * H + k.in_state(m) + k.unit(i)] = value[i];
+      k.store(k.args.final_h + k.in_state(m, (long)M * k.step_h), value);
     }
   }
 
+  // Backwards.
+  const Real* outer_at;  // this thread's place in d_output
+  Real* gradient_at;     // ... and in dz
+  int step_outer, step_gradient;
+
   METHOD void begin_backward(Block& k) {
+    const Arguments& args = k.args;
 #pragma unroll
     for (int kind = 0; kind < kKinds; kind++) {
 #pragma unroll
@@ -172,18 +177,18 @@ template <class Cell> struct Gates {
       sum_extra[0][kind] = sum_extra[1][kind] = 0;
     }
     EACH_UNIT h[i] = 0;
+    outer_at = args.d_output + k.e * args.d_output_trial + k.row * args.d_output_sequence + k.first_unit();
+    gradient_at = args.dz + (k.e * args.T * args.B + k.row) * kColumns;
+    step_outer = (int)args.d_output_time, step_gradient = (int)args.B * kColumns;
   }
   // What the output and the final state send to the state of step s.
-  METHOD void add_outer(Block& k, int s, Real (&dh)[4]) const {
-    const Arguments& args = k.args;
-    if (args.d_output && s >= 0 && k.active(s)) {
-      const Real* from = args.d_output + k.e * args.d_output_trial + k.time(s) * args.d_output_time + k.row * args.d_output_sequence;
-      EACH_UNIT if (k.has(i)) dh[i] += from[k.unit(i) * args.d_output_unit];
-    }
+  METHOD void load_outer(Block& k, int s, Real (&dh)[4]) const {
+    EACH_UNIT dh[i] = 0;
+    if (k.args.d_output && s >= 0 && k.active(s)) k.load(outer_at + (long)k.time(s) * step_outer, dh);
     const int back = k.length - s;
-    if (args.d_final_h && k.there && back <= M && back > 0 && k.sees(k.length, back)) {
-      const Real* from = args.d_final_h + k.e * args.d_final_h_trial + k.in_state(M - back);
-      EACH_UNIT if (k.has(i)) dh[i] += from[k.unit(i)];
+    if (k.args.d_final_h && back <= M && back > 0 && k.sees(k.length, back)) {
+      const Real* from = k.args.d_final_h + k.in_state(M - back, k.args.d_final_h_trial);
+      EACH_UNIT dh[i] += from[k.next(i)];
     }
   }
   // What the step after s sends to the state of step s: by the product of row block 0, and what it left in h.
@@ -191,54 +196,53 @@ template <class Cell> struct Gates {
     const bool seen = s + 1 < k.length && k.sees(s + 1, 1);
     k.product(0, ranges, dh);
     EACH_UNIT {
-      dh[i] = seen && k.has(i) ? dh[i] * drop[i] + h[i] : Real(0);
+      if (kDropout) dh[i] *= drop[i];
+      dh[i] = seen ? dh[i] + h[i] : Real(0);
       h[i] = 0;
     }
   }
   // The new state as the backward pass needs it: before zoneout.
   METHOD void fresh_again(Block& k, int s, Real (&fresh)[4]) const {
-    const Real* from = kMixture ? k.args.saved + k.at_step(s, kS) + Cell::kSaved : k.args.output + k.at_time(s, H);
-    EACH_UNIT fresh[i] = k.active(s) && k.has(i) ? from[k.unit(i)] : Real(0);
+    EACH_UNIT fresh[i] = 0;
+    if (k.active(s)) k.load(kMixture ? k.saved(s) + Cell::kSaved + k.first_unit() : k.output_at + k.by_time(s), fresh);
   }
   METHOD void split_kept(Block& k, int s, Real (&dh)[4]) {
-    EACH_UNIT h[i] += k.kept_share(k.args.keep_h, k.args.keep_h_trial, s, i, dh[i]);
+    if (kMasks || kMixture) EACH_UNIT h[i] += k.kept_share(k.args.keep_h, k.args.keep_h_trial, s, i, dh[i]);
   }
   // Write the gradient of a gate's pre-activations, and add up what it gives to bias and input weights.
   METHOD void gradient(Block& k, int s, int g, Real (&v)[4]) {
-    Real* to = k.args.dz + k.at_step(s, kColumns) + Cell::gradient_column(g);
     EACH_UNIT {
-      if (!k.active(s) || !k.has(i)) v[i] = 0;
-      if (k.has(i)) to[k.unit(i)] = v[i];
+      if (!k.active(s)) v[i] = 0;
       if (!kNorm) sum[g][0][i] += v[i];
       if (kSumsX) sum[g][kSumsX][i] += v[i] * k.x[0];
     }
+    k.store(gradient_at + (long)s * step_gradient + Cell::gradient_column(g) + k.first_unit(), v);
   }
   METHOD void extra_gradient(Block& k, int s, int slot, int d, Real v) {
-    if (k.cta == 0) k.args.dz[k.at_step(s, kColumns) + d] = v;
+    if (k.cta == 0) gradient_at[(long)s * step_gradient + d] = v;
     if (!kNorm) sum_extra[slot][0] += v;
     if (kSumsX) sum_extra[slot][kSumsX] += v * k.x[0];
   }
   METHOD void finish_sums(Block& k) const {
-    if (!k.there || !k.args.sums) return;
     Real* to = k.args.sums + (k.e * k.args.B + k.row) * kKinds * kColumns;
 #pragma unroll
     for (int kind = 0; kind < kKinds; kind++) {
 #pragma unroll
       for (int g = 0; g < Cell::kGradients; g++)
-        EACH_UNIT if (k.has(i)) to[kind * kColumns + Cell::gradient_column(g) + k.unit(i)] = sum[g][kind][i];
-      if (Cell::kExtra > 0 && k.cta == 0 && k.tau < 8)
+        k.store(to + kind * kColumns + Cell::gradient_column(g) + k.first_unit(), sum[g][kind]);
+      if (Cell::kExtra > 0 && k.cta == 0 && k.owns_extra())
 #pragma unroll
-        for (int slot = 0; slot < 2; slot++)
+        for (int slot = 0; slot < kSlots; slot++)
           if (k.tau + slot * 8 < D) to[kind * kColumns + k.tau + slot * 8] = sum_extra[slot][kind];
     }
   }
   // The gradient of the state before the first step, of a cell that reads only one.
   METHOD void finish_backward(Block& k, int ranges) {
-    Real dh[4];
+    Real dh[4], outer[4];
     sent_back(k, -1, ranges, dh);
-    add_outer(k, -1, dh);
-    if (!k.args.d_initial_h) return;
-    EACH_UNIT if (k.has(i)) k.args.d_initial_h[k.e * k.args.B * H + k.in_state(0) + k.unit(i)] = dh[i];
+    load_outer(k, -1, outer);
+    EACH_UNIT dh[i] += outer[i];
+    if (k.args.d_initial_h) k.store(k.args.d_initial_h + k.in_state(0, k.step_h), dh);
   }
 };
 

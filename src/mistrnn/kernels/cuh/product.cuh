@@ -82,19 +82,23 @@ template <class S> struct Sums {
 #pragma unroll
     for (int i = P - 1; i >= 0; i--)
 #pragma unroll
-      for (int j = P - 1 - i; j >= 0; j--)
+      for (int j = P - 1 - i; j >= (P == 3 && i == 0 ? 1 : 0); j--)
         multiply_add(sums[P == 1 ? 0 : i + j == 0 ? 0 : (P == 2 ? 1 + i : i + j)], a[i], b[j]);
+    if (P == 3) {  // tensor cores cut off what does not fit into a sum: a long one would shrink
+      float tile[4] = {0, 0, 0, 0};
+      multiply_add(tile, a[0], b[0]);
+#pragma unroll
+      for (int r = 0; r < 4; r++) sums[0][r] += tile[r];
+    }
   }
 
   METHOD float total(int m, int n, int r) const {
-    float small = 0, large = 0;
+    float sum = value[m][n][0][kTerms - 1][r];
 #pragma unroll
-    for (int l = 0; l < kLanes; l++) {
+    for (int t = kTerms - 1; t >= 0; t--)
 #pragma unroll
-      for (int t = kTerms - 1; t > 0; t--) small += value[m][n][l][t][r];
-      large += value[m][n][l][0][r];
-    }
-    return large + small;
+      for (int l = t == kTerms - 1 ? 1 : 0; l < kLanes; l++) sum += value[m][n][l][t][r];
+    return sum;
   }
 };
 

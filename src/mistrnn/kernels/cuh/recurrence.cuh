@@ -1,7 +1,7 @@
 // The one loop over time of every fused GPU form, forwards and backwards, with the cell plugged in.
 //
 // A step is one product or two (PHASES), each followed (forwards) or preceded (backwards) by what the cell computes from
-// numbers of its own. Blocks never wait for blocks of other sequences.
+// numbers of its own; warps that have no units of their own help with the products only. Blocks never wait for blocks of other sequences.
 #pragma once
 
 #include "kernels/cuh/gates.cuh"
@@ -31,7 +31,7 @@ template <class Cell> DEVICE void run_cell(const Arguments& args) {
 #if BACKWARD
   cell.begin_backward(k);
   for (int s = steps - 1; s >= 0; s--) {
-    cell.template backward<0>(k, s);
+    if (k.in_cell || kNorm) cell.template backward<0>(k, s);
     k.sync_published();
     multiply<0>(k, weights_0);
     if (PHASES > 1) {
@@ -47,11 +47,11 @@ template <class Cell> DEVICE void run_cell(const Arguments& args) {
   for (int s = cell.first_step(k); s < steps; s++) {
     k.sync_published();
     multiply<0>(k, weights_0);
-    cell.template forward<0>(k, s);
+    if (k.in_cell || kNorm) cell.template forward<0>(k, s);
     if (PHASES > 1) {
       k.sync_published();
       multiply<PHASES - 1>(k, weights_1);
-      cell.template forward<PHASES - 1>(k, s);
+      if (k.in_cell || kNorm) cell.template forward<PHASES - 1>(k, s);
     }
   }
   cell.finish(k);

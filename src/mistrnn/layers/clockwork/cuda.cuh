@@ -24,7 +24,7 @@ struct Clockwork : Gates<ClockworkGates>, ClockworkGates {
 
   METHOD void begin(Block& k) {
     Gates<ClockworkGates>::begin(k);
-    start = k.there ? k.args.clock[k.e * k.args.clock_trial + k.row] : 0;
+    start = k.args.clock[k.e * k.args.clock_trial + k.row];
     EACH_UNIT periods[i] = period(k.unit(i));
   }
   METHOD int first_step(Block& k) { return k.load_x(0), 0; }
@@ -56,8 +56,7 @@ struct Clockwork : Gates<ClockworkGates>, ClockworkGates {
   METHOD void load(Block& k, int s) {
     if (s < 0) return;
     fresh_again(k, s, state);
-    EACH_UNIT outer[i] = 0;
-    add_outer(k, s, outer);
+    load_outer(k, s, outer);
   }
   METHOD void begin_backward(Block& k) {
     Gates<ClockworkGates>::begin_backward(k);

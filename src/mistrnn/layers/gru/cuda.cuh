@@ -21,7 +21,7 @@ struct Gru : Gates<GruGates>, GruGates {
   template <int PHASE> METHOD void forward(Block& k, int s) {
     Real r[4], update[4], n[4] = {0, 0, 0, 0}, y[4], fresh[4];
     k.product(kR, Shape0::KS, r), k.product(kZ, Shape0::KS, update), k.product(kN, Shape0::KS, y);
-    if (HAS_BIAS_HN) EACH_UNIT if (k.has(i)) y[i] += k.args.bias_hn[k.e * k.args.bias_hn_trial + k.unit(i)];
+    if (HAS_BIAS_HN) EACH_UNIT y[i] += k.args.bias_hn[k.e * k.args.bias_hn_trial + k.unit(i)];
     add_input(k, s, kR, r), add_input(k, s, kZ, update), add_input(k, s, kN, n);
     norm(k, s, kR, r), norm(k, s, kZ, update);
     EACH_UNIT {
@@ -29,14 +29,13 @@ struct Gru : Gates<GruGates>, GruGates {
       n[i] += r[i] * y[i];
     }
     norm(k, s, kN, n);
-    Real* saved = k.args.saved + k.at_step(s, kS);
     EACH_UNIT {
       n[i] = tanh_of(n[i]);                                                             // (3)
       fresh[i] = (1 - update[i]) * n[i] + update[i] * h[i];                             // (4)
-      if (kSave && k.active(s) && k.has(i)) {
-        saved[kR * H + k.unit(i)] = r[i], saved[kZ * H + k.unit(i)] = update[i];
-        saved[kN * H + k.unit(i)] = n[i], saved[kY * H + k.unit(i)] = y[i];
-      }
+    }
+    if (kSave && k.active(s)) {
+      Real* saved = k.saved(s) + k.first_unit();
+      k.store(saved + kR * H, r), k.store(saved + kZ * H, update), k.store(saved + kN * H, n), k.store(saved + kY * H, y);
     }
     new_state(k, s, fresh);
     k.load_x(s + 1);
@@ -53,15 +52,18 @@ struct Gru : Gates<GruGates>, GruGates {
 
   METHOD void load(Block& k, int s) {
     if (s < 0) return;
-    const Real* saved = k.args.saved + k.at_step(s, kS);
+    if (k.active(s)) {
 #pragma unroll
-    for (int g = 0; g < 4; g++) EACH_UNIT gates[g][i] = k.active(s) && k.has(i) ? saved[g * H + k.unit(i)] : Real(0);
-    k.past(s, 1, previous);
-    EACH_UNIT outer[i] = 0;
-    add_outer(k, s, outer);
+      for (int g = 0; g < 4; g++) k.load(k.saved(s) + g * H + k.first_unit(), gates[g]);
+      k.past(s, 1, previous);
+    }
+    load_outer(k, s, outer);
   }
   METHOD void begin_backward(Block& k) {
     Gates<GruGates>::begin_backward(k);
+    EACH_UNIT previous[i] = 0;
+#pragma unroll
+    for (int g = 0; g < 4; g++) EACH_UNIT gates[g][i] = 0;
     load(k, (int)k.args.T - 1);
   }
   template <int PHASE> METHOD void backward(Block& k, int s) {

@@ -17,18 +17,15 @@ struct LstmGates {
 struct Lstm : Gates<LstmGates>, LstmGates {
   Real c[4];  // forwards the memory cell, backwards the gradient that it gets from the step after
 
-  METHOD void before(Block& k, int s, Real (&value)[4]) const {  // c before step s
-    const bool seen = k.there && k.active(s) && k.sees(s, 1);
-    const Real* from = s > 0 ? k.args.saved + k.at_step(s - 1, kS) + kC * H
-                             : k.args.initial_c + k.e * k.args.initial_c_trial + k.in_state(0);
-    EACH_UNIT value[i] = seen && k.has(i) ? from[k.unit(i)] : Real(0);
+  // c before step s, which sees it.
+  METHOD const Real* before(Block& k, int s) const {
+    return s > 0 ? k.saved(s - 1) + kC * H + k.first_unit() : k.args.initial_c + k.in_state(0, k.args.initial_c_trial);
   }
 
   METHOD int first_step(Block& k) {
     k.load_x(0);
-    const Real* from = k.args.initial_c + k.e * k.args.initial_c_trial + k.in_state(0);
-    const bool seen = k.length == 0 || k.sees(0, 1);
-    EACH_UNIT c[i] = seen && k.has(i) ? from[k.unit(i)] : Real(0);
+    k.load(before(k, 0), c);
+    if (kReset && k.length > 0 && !k.sees(0, 1)) EACH_UNIT c[i] = 0;
     return 0;
   }
 
@@ -41,30 +38,29 @@ struct Lstm : Gates<LstmGates>, LstmGates {
       norm(k, s, g, gate[g]);
       EACH_UNIT gate[g][i] = g == kG ? tanh_of(gate[g][i]) : sigmoid_of(gate[g][i]);  // (1) (2) (3) (4)
     }
-    const bool active = k.active(s), seen = s + 1 >= k.length || k.sees(s + 1, 1);
-    Real* saved = k.args.saved + k.at_step(s, kS);
+    const bool active = k.active(s);
     EACH_UNIT {
       const Real now = gate[kF][i] * c[i] + gate[kI][i] * gate[kG][i];                  // (5)
       fresh[i] = gate[kO][i] * tanh_of(now);                                            // (6)
-      const Real kept = k.keep(k.args.keep_c, k.args.keep_c_trial, s, i, c[i], now);
-      if (kSave && active && k.has(i)) {
-#pragma unroll
-        for (int g = 0; g < 4; g++) saved[g * H + k.unit(i)] = gate[g][i];
-        saved[kC * H + k.unit(i)] = kept;
-      }
-      if (active) c[i] = seen ? kept : Real(0);
+      if (active) c[i] = k.keep(k.args.keep_c, k.args.keep_c_trial, s, i, c[i], now);
     }
+    if (kSave && active) {
+      Real* saved = k.saved(s) + k.first_unit();
+#pragma unroll
+      for (int g = 0; g < 4; g++) k.store(saved + g * H, gate[g]);
+      k.store(saved + kC * H, c);
+    }
+    if (kReset && s + 1 < k.length && !k.sees(s + 1, 1)) EACH_UNIT c[i] = 0;
     new_state(k, s, fresh);
     k.load_x(s + 1);
   }
   METHOD void finish(Block& k) {
 #if BACKWARD
     finish_backward(k, Shape0::KS);
-    if (k.args.d_initial_c)
-      EACH_UNIT if (k.has(i)) k.args.d_initial_c[k.e * k.args.B * H + k.in_state(0) + k.unit(i)] = c[i];
+    if (k.args.d_initial_c) k.store(k.args.d_initial_c + k.in_state(0, k.step_h), c);
 #else
     finish_forward(k);
-    EACH_UNIT if (k.has(i)) k.args.final_c[k.e * k.args.B * H + k.in_state(0) + k.unit(i)] = c[i];
+    k.store(k.args.final_c + k.in_state(0, k.step_h), c);
 #endif
   }
 
@@ -72,17 +68,20 @@ struct Lstm : Gates<LstmGates>, LstmGates {
 
   METHOD void load(Block& k, int s) {
     if (s < 0) return;
-    const Real* saved = k.args.saved + k.at_step(s, kS);
+    EACH_UNIT previous[i] = 0;
+    if (k.active(s)) {
 #pragma unroll
-    for (int g = 0; g < 4; g++) EACH_UNIT gates[g][i] = k.active(s) && k.has(i) ? saved[g * H + k.unit(i)] : Real(0);
-    before(k, s, previous);
-    EACH_UNIT outer[i] = 0;
-    add_outer(k, s, outer);
+      for (int g = 0; g < 4; g++) k.load(k.saved(s) + g * H + k.first_unit(), gates[g]);
+      if (k.sees(s, 1)) k.load(before(k, s), previous);
+    }
+    load_outer(k, s, outer);
   }
   METHOD void begin_backward(Block& k) {
     Gates<LstmGates>::begin_backward(k);
-    const Real* from = k.args.d_final_c ? k.args.d_final_c + k.e * k.args.d_final_c_trial + k.in_state(0) : nullptr;
-    EACH_UNIT c[i] = from && k.has(i) ? from[k.unit(i)] : Real(0);
+    EACH_UNIT c[i] = 0;
+    if (k.args.d_final_c) k.load(k.args.d_final_c + k.in_state(0, k.args.d_final_c_trial), c);
+#pragma unroll
+    for (int g = 0; g < 4; g++) EACH_UNIT gates[g][i] = 0;
     load(k, (int)k.args.T - 1);
   }
   template <int PHASE> METHOD void backward(Block& k, int s) {

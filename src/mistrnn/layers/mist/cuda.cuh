@@ -16,6 +16,7 @@ struct MistGates {
 
 struct Mist : Gates<MistGates>, MistGates {
   Real history[D][4];  // the states that step s mixes, read one step ahead
+  Real a[kSlots];      // the mixture weights of step s that are this lane's (see Block::add_to_owners)
 
   METHOD void load_history(Block& k, int s) {
     EACH_DELAY if (BACKWARD || delay(d) != 1) k.past(s, delay(d), history[d]);
@@ -25,21 +26,26 @@ struct Mist : Gates<MistGates>, MistGates {
     if (kPrefetch && k.length > 0) load_history(k, 0);
     return 0;
   }
+#define EACH_SLOT _Pragma("unroll") for (int slot = 0, d = threadIdx.x & 7; slot < kSlots; slot++, d += 8)
 
-  METHOD void norm_extra(Block& k, int s, Real (&v)[D]) {
+  static METHOD Real over_lanes(Real v) {  // the sum over the eight lanes of a sequence
+#pragma unroll
+    for (int distance = 1; distance < 8; distance *= 2) v += from_other_lane(v, distance);
+    return v;
+  }
+  METHOD void norm_extra(Block& k, int s, Real (&v)[kSlots]) {
     if (!kNorm) return;
     Real mean = 0, square = 0;
-    EACH_DELAY mean += v[d];
-    mean /= D;
-    EACH_DELAY square += (v[d] - mean) * (v[d] - mean);
-    const Real scale = 1 / sqrt(square / D + Real(1e-5));
-    const bool save = kSave && k.active(s) && k.tau == 0 && k.cta == 0;
-    Real* saved = k.args.saved + k.at_step(s, kS);
-    if (save) saved[kScales] = scale;
-    EACH_DELAY {
-      const Real normed = (v[d] - mean) * scale;
-      if (save) saved[kNormed + d] = normed;
-      v[d] = normed * extra_table(k, d)[I + 1] + extra_table(k, d)[I];
+    EACH_SLOT if (d < D) mean += v[slot];
+    mean = over_lanes(mean) / D;
+    EACH_SLOT if (d < D) v[slot] -= mean, square += v[slot] * v[slot];
+    const Real scale = 1 / sqrt(over_lanes(square) / D + Real(1e-5));
+    const bool save = kSave && k.active(s) && k.owns_extra() && k.cta == 0;
+    if (save && k.tau == 0) k.saved(s)[kScales] = scale;
+    EACH_SLOT if (d < D) {
+      v[slot] *= scale;
+      if (save) k.saved(s)[kNormed + d] = v[slot];
+      v[slot] = v[slot] * extra_table(k, d)[I + 1] + extra_table(k, d)[I];
     }
   }
 
@@ -48,29 +54,39 @@ struct Mist : Gates<MistGates>, MistGates {
     else renew(k, s);
   }
   METHOD void mix(Block& k, int s) {
-    Real a[D], r[4], q[4];
+    Real r[4], m[4] = {0, 0, 0, 0};
     const bool active = k.active(s);
     if (!kPrefetch && active) load_history(k, s);
-    EACH_DELAY a[d] = k.product_extra(1, d, Shape0::KS) + extra_input(k, s, d);
+    EACH_SLOT a[slot] = d < D ? k.product_extra(1, d, Shape0::KS) + extra_input(k, s, d) : Real(-1e30);
     k.product(0, Shape0::KS, r);
     add_input(k, s, kR, r);
     norm_extra(k, s, a);
     norm(k, s, kR, r);
     Real top = a[0], total = 0;
-    EACH_DELAY top = a[d] > top ? a[d] : top;
-    EACH_DELAY a[d] = exp_of(a[d] - top), total += a[d];
-    EACH_DELAY a[d] /= total;                                                           // (1)
-    Real* saved = k.args.saved + k.at_step(s, kS);
-    EACH_UNIT {
-      r[i] = sigmoid_of(r[i]);                                                          // (2)
-      Real m = 0;
-      EACH_DELAY m += a[d] * (delay(d) == 1 ? h[i] : history[d][i]);                    // (3)
-      q[i] = k.has(i) && active ? r[i] * m * drop[i] : Real(0);
-      if (kSave && active && k.has(i)) saved[D + k.unit(i)] = r[i];
+    EACH_SLOT top = a[slot] > top ? a[slot] : top;
+#pragma unroll
+    for (int distance = 1; distance < 8; distance *= 2) {
+      const Real other = from_other_lane(top, distance);
+      top = other > top ? other : top;
     }
-    if (kSave && active && k.cta == 0)
-      EACH_DELAY if (k.tau == d % 8) saved[d] = a[d];
-    k.publish(0, q);
+    EACH_SLOT a[slot] = exp_of(a[slot] - top), total += a[slot];
+    total = reciprocal(over_lanes(total));
+    EACH_SLOT a[slot] *= total;                                                         // (1)
+    EACH_DELAY {
+      const Real weight = k.from_owner(a, d);
+      EACH_UNIT m[i] += weight * (delay(d) == 1 ? h[i] : history[d][i]);                // (3)
+    }
+    EACH_UNIT r[i] = sigmoid_of(r[i]);                                                  // (2)
+    if (kSave && active) {
+      k.store(k.saved(s) + D + k.first_unit(), r);
+      if (k.owns_extra() && k.cta == 0) EACH_SLOT if (d < D) k.saved(s)[d] = a[slot];
+    }
+    EACH_UNIT {
+      m[i] *= r[i];
+      if (kDropout) m[i] *= drop[i];
+      if (!active) m[i] = 0;
+    }
+    k.publish(0, m);
   }
   METHOD void renew(Block& k, int s) {
     Real v[4];
@@ -79,7 +95,7 @@ struct Mist : Gates<MistGates>, MistGates {
     norm(k, s, kH, v);
     EACH_UNIT v[i] = tanh_of(v[i]);                                                     // (4)
     new_state(k, s, v);
-    if (kPrefetch && k.active(s + 1)) load_history(k, s + 1);
+    if (kPrefetch && s + 1 < (int)k.args.T && k.active(s + 1)) load_history(k, s + 1);
     k.load_x(s + 1);
   }
   METHOD void finish(Block& k) {
@@ -91,44 +107,50 @@ struct Mist : Gates<MistGates>, MistGates {
   }
 
   // Backwards. dm of the newest RING steps lies in a ring; that of the very last is here.
-  Real dm[4], later[D][4], a_later[D], state[4], outer[4], reset[4], a[D];
+  Real dm[4], later[D][4], a_later[kSlots], state[4], outer[4], reset[4];
 
-  METHOD Real* slot(Block& k, int s) const {
-    return k.args.ring + ((k.e * RING + s % RING) * k.args.B + k.row) * H;
-  }
-  // What the sum (3') at step s needs of later steps, and the state itself.
+  METHOD Real* ring(Block& k, int s) const { return k.args.ring + k.in_state(s % RING, (long)RING * k.step_h); }
+  // What the sum (3') at step s needs of later steps.
   METHOD void load_later(Block& k, int s) {
+    EACH_SLOT {
+      a_later[slot] = 0;
+      int ahead = 0;
+#pragma unroll
+      for (int n = 0; n < D; n++) if (n == d) ahead = delay(n);
+      const int at = s + ahead;
+      if (d < D && at >= 0 && at < k.length && k.sees(at, ahead)) a_later[slot] = k.saved(at)[d];
+    }
     EACH_DELAY {
       const int at = s + delay(d);
-      const bool reads = at >= 0 && k.active(at) && k.sees(at, delay(d));
-      a_later[d] = reads ? k.args.saved[k.at_step(at, kS) + d] : Real(0);
       if (delay(d) == 1) continue;
-      const Real* from = slot(k, at < 0 ? 0 : at);
-      EACH_UNIT later[d][i] = reads && k.has(i) ? from[k.unit(i)] : Real(0);
+      EACH_UNIT later[d][i] = 0;
+      if (at >= 0 && at < k.length) k.load(ring(k, at), later[d]);
     }
   }
   METHOD void load_state(Block& k, int s) {
     fresh_again(k, s, state);
-    EACH_UNIT outer[i] = 0;
-    add_outer(k, s, outer);
+    load_outer(k, s, outer);
   }
   // What the gates at step s need.
   METHOD void load_mixture(Block& k, int s) {
-    const bool active = k.active(s);
-    const Real* saved = k.args.saved + k.at_step(s, kS);
-    EACH_DELAY a[d] = active ? saved[d] : Real(0);
-    EACH_UNIT reset[i] = active && k.has(i) ? saved[D + k.unit(i)] : Real(0);
-    if (active) load_history(k, s);
+    if (!k.active(s)) return;
+    EACH_SLOT a[slot] = d < D ? k.saved(s)[d] : Real(0);
+    k.load(k.saved(s) + D + k.first_unit(), reset);
+    load_history(k, s);
   }
   METHOD void begin_backward(Block& k) {
     Gates<MistGates>::begin_backward(k);
-    EACH_UNIT dm[i] = 0;
+    EACH_UNIT dm[i] = reset[i] = 0;
+    EACH_SLOT a[slot] = 0;
     EACH_DELAY EACH_UNIT history[d][i] = 0;
     if (kPrefetch && k.args.T > 0) load_later(k, (int)k.args.T - 1), load_state(k, (int)k.args.T - 1);
   }
   // (3') the sum over d of a_{s+d} dm_{s+d}
-  METHOD void gather(Real (&dh)[4]) const {
-    EACH_DELAY EACH_UNIT dh[i] += a_later[d] * (delay(d) == 1 ? dm[i] : later[d][i]);
+  METHOD void gather(Block& k, Real (&dh)[4]) const {
+    EACH_DELAY {
+      const Real weight = k.from_owner(a_later, d);
+      EACH_UNIT dh[i] += weight * (delay(d) == 1 ? dm[i] : later[d][i]);
+    }
   }
 
   template <int PHASE> METHOD void backward(Block& k, int s) {
@@ -141,7 +163,7 @@ struct Mist : Gates<MistGates>, MistGates {
     if (kSumsX) k.load_x(s);
     sent_back(k, s, Shape1::KS, dh);
     EACH_UNIT dh[i] += outer[i];
-    gather(dh);
+    gather(k, dh);
     split_kept(k, s, dh);
     EACH_UNIT dh[i] *= 1 - state[i] * state[i];                                         // (4')
     norm_backward(k, s, kH, dh);
@@ -150,61 +172,69 @@ struct Mist : Gates<MistGates>, MistGates {
     if (kPrefetch) load_mixture(k, s);
   }
   METHOD void mix_backward(Block& k, int s) {
-    Real dq[4], da[D], dr[4];
+    Real dq[4], m[4] = {0, 0, 0, 0}, da[D], da_own[kSlots], mean = 0;
     const bool active = k.active(s);
+    if (!k.in_cell && !kNorm) return k.sync_published();  // the one of add_to_owners
     if (!kPrefetch) load_mixture(k, s);
     k.product(0, Shape0::KS, dq);
-    EACH_DELAY da[d] = 0;
-    Real* mixed = k.args.mixed + k.at_step(s, H);
-    Real* ring = slot(k, s);
     EACH_UNIT {
-      Real m = 0;
-      EACH_DELAY m += a[d] * history[d][i];                                             // (3) again
-      dq[i] = active && k.has(i) ? dq[i] * drop[i] : Real(0);
+      if (kDropout) dq[i] *= drop[i];
+      if (!active) dq[i] = 0;
       dm[i] = dq[i] * reset[i];
-      EACH_DELAY da[d] += k.has(i) ? dm[i] * history[d][i] : Real(0);                   // (3')
-      dr[i] = dq[i] * m * reset[i] * (1 - reset[i]);                                    // (2')
-      if (k.has(i)) mixed[k.unit(i)] = active ? reset[i] * m * drop[i] : Real(0);
-      if (k.has(i)) ring[k.unit(i)] = dm[i];
     }
+    k.store(ring(k, s), dm);
+    EACH_DELAY {
+      const Real weight = k.from_owner(a, d);
+      da[d] = 0;
+      EACH_UNIT {
+        m[i] += weight * history[d][i];                                                 // (3) again
+        if (k.has(i)) da[d] += dm[i] * history[d][i];  // (3')
+      }
+    }
+    EACH_UNIT {
+      m[i] *= reset[i];
+      dq[i] *= m[i] * (1 - reset[i]);                                                   // (2')
+      if (kDropout) m[i] *= drop[i];
+    }
+    k.store(k.args.mixed + (k.e * k.args.T * k.args.B + k.row) * H + k.first_unit() + k.by_step(s), m);
     if (kPrefetch && s > 0) load_later(k, s - 1), load_state(k, s - 1);
-    k.add_over_units(da);
-    Real mean = 0;
-    EACH_DELAY mean += a[d] * da[d];
-    EACH_DELAY da[d] = active ? a[d] * (da[d] - mean) : Real(0);                        // (1')
-    if (kNorm) norm_extra_backward(k, s, da);
-    norm_backward(k, s, kR, dr);
-    gradient(k, s, kR, dr);
-    k.publish(0, dr);
-    EACH_DELAY if (k.there && k.tau == d % 8) {
-      extra_gradient(k, s, d / 8, d, da[d]);
-      k.publish_extra(1, d, da[d]);
+    k.add_to_owners(da, da_own);
+    EACH_SLOT mean += a[slot] * da_own[slot];
+    mean = over_lanes(mean);
+    EACH_SLOT da_own[slot] = active ? a[slot] * (da_own[slot] - mean) : Real(0);        // (1')
+    norm_extra_backward(k, s, da_own);
+    norm_backward(k, s, kR, dq);
+    gradient(k, s, kR, dq);
+    k.publish(0, dq);
+    if (k.owns_extra()) EACH_SLOT if (d < D) {
+      extra_gradient(k, s, slot, d, da_own[slot]);
+      k.publish_extra(1, d, da_own[slot]);
     }
   }
-  METHOD void norm_extra_backward(Block& k, int s, Real (&v)[D]) {
-    const Real* saved = k.args.saved + k.at_step(s, kS);
-    Real mean = 0, slope = 0, normed[D];
-    EACH_DELAY {
-      normed[d] = k.active(s) ? saved[kNormed + d] : Real(0);
-      if (k.tau == d % 8) sum_extra[d / 8][0] += v[d], sum_extra[d / 8][kKinds - 1] += v[d] * normed[d];
-      v[d] *= extra_table(k, d)[I + 1];
-      mean += v[d] / D, slope += v[d] * normed[d] / D;
+  METHOD void norm_extra_backward(Block& k, int s, Real (&v)[kSlots]) {
+    if (!kNorm) return;
+    Real mean = 0, slope = 0, normed[kSlots];
+    EACH_SLOT {
+      normed[slot] = d < D && k.active(s) ? k.saved(s)[kNormed + d] : Real(0);
+      sum_extra[slot][0] += v[slot], sum_extra[slot][kKinds - 1] += v[slot] * normed[slot];
+      v[slot] *= d < D ? extra_table(k, d)[I + 1] : Real(0);
+      mean += v[slot], slope += v[slot] * normed[slot];
     }
-    const Real scale = k.active(s) ? saved[kScales] : Real(0);
-    EACH_DELAY v[d] = scale * (v[d] - mean - normed[d] * slope);
+    mean = over_lanes(mean) / D, slope = over_lanes(slope) / D;
+    const Real scale = k.active(s) ? k.saved(s)[kScales] : Real(0);
+    EACH_SLOT v[slot] = scale * (v[slot] - mean - normed[slot] * slope);
   }
   METHOD void finish_initial(Block& k) {
     for (int back = 1; back <= M && k.args.d_initial_h; back++) {
-      Real dh[4] = {0, 0, 0, 0};
+      Real dh[4], sent[4];
+      load_outer(k, -back, dh);
       load_later(k, -back);
-      gather(dh);
+      gather(k, dh);
       if (back == 1) {
-        Real sent[4];
         sent_back(k, -1, Shape1::KS, sent);
         EACH_UNIT dh[i] += sent[i];
       }
-      add_outer(k, -back, dh);
-      EACH_UNIT if (k.has(i)) k.args.d_initial_h[k.e * M * k.args.B * H + k.in_state(M - back) + k.unit(i)] = dh[i];
+      k.store(k.args.d_initial_h + k.in_state(M - back, (long)M * k.step_h), dh);
     }
   }
 };

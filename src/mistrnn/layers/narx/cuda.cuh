@@ -17,15 +17,21 @@ struct NarxGates {
 
 struct Narx : Gates<NarxGates>, NarxGates {
   // The sum under way for step s, of M that there are at once.
-  METHOD Real* slot(Block& k, int s) const {
-    return k.args.ring + ((k.e * M + (s % M + M) % M) * k.args.B + k.row) * H;
-  }
+  METHOD Real* slot(Block& k, int s) const { return k.args.ring + k.in_state((s % M + M) % M, (long)M * k.step_h); }
   METHOD void take(Block& k, int s, Real (&v)[4]) const {  // and leave zeros for the step that has the place next
-    Real* from = slot(k, s);
-    EACH_UNIT {
-      v[i] = k.has(i) ? from[k.unit(i)] : Real(0);
-      if (k.has(i)) from[k.unit(i)] = 0;
-    }
+    const Real zeros[4] = {0, 0, 0, 0};
+    k.load(slot(k, s), v);
+    k.store(slot(k, s), zeros);
+  }
+  METHOD void clear(Block& k) const {
+    const Real zeros[4] = {0, 0, 0, 0};
+    for (int m = 0; m < M; m++) k.store(slot(k, m), zeros);
+  }
+  METHOD void add(Block& k, int s, const Real (&v)[4]) const {
+    Real sum[4];
+    k.load(slot(k, s), sum);
+    EACH_UNIT sum[i] += v[i];
+    k.store(slot(k, s), sum);
   }
   // What the state of step s gives to later steps, by the product that was just made.
   METHOD void give(Block& k, int s) const {
@@ -34,17 +40,13 @@ struct Narx : Gates<NarxGates>, NarxGates {
       Real v[4];
       k.product(d, Shape0::KS, v);
       if (later < 0 || !k.active(later) || !k.sees(later, delay(d))) continue;
-      Real* to = slot(k, later);
-      EACH_UNIT if (k.has(i)) to[k.unit(i)] += v[i];
+      add(k, later, v);
     }
   }
 
   // States from before the run are multiplied first, unless all are zero.
   METHOD void begin_forward(Block& k) {
-    for (int m = 0; m < M; m++) {
-      Real zeros[4];
-      take(k, m, zeros);
-    }
+    clear(k);
     int any = 0;
     for (long n = threadIdx.x; n < (long)M * R * H; n += W * 32) {
       const long row = (long)(blockIdx.x / C) * R + n / H % R;
@@ -58,8 +60,7 @@ struct Narx : Gates<NarxGates>, NarxGates {
   bool any_before;
   METHOD int first_step(Block& k) { return any_before ? 1 - M : 0; }
   METHOD void state_before(Block& k, int s, Real (&v)[4]) const {
-    const Real* from = k.args.initial_h + k.e * k.args.initial_h_trial + k.in_state(M + s);
-    EACH_UNIT v[i] = k.has(i) ? from[k.unit(i)] : Real(0);
+    k.load(k.args.initial_h + k.in_state(M + s, k.args.initial_h_trial), v);
   }
 
   // The product that comes before step s is that of the state before it.
@@ -82,7 +83,7 @@ struct Narx : Gates<NarxGates>, NarxGates {
     new_state(k, s, fresh);
     // A reset hides the state from the next step, but `give` knows that itself: it asks for every delay.
     if (kReset) {
-      if (k.active(s)) EACH_UNIT h[i] = k.has(i) ? k.args.output[k.at_time(s, H) + k.unit(i)] : Real(0);
+      if (k.active(s)) k.load(k.output_at + k.by_time(s), h);
       publish_state(k);
     }
   }
@@ -90,11 +91,12 @@ struct Narx : Gates<NarxGates>, NarxGates {
 #if BACKWARD
     give_back(k, 0);
     for (int m = M - 1; m >= 0 && k.args.d_initial_h; m--) {
-      Real dh[4];
+      Real dh[4], outer[4];
       take(k, m - M, dh);
+      load_outer(k, m - M, outer);
+      EACH_UNIT dh[i] += outer[i];
       if (m == M - 1 && k.length > 0 && k.sees(0, 1)) EACH_UNIT dh[i] += h[i];
-      add_outer(k, m - M, dh);
-      EACH_UNIT if (k.has(i)) k.args.d_initial_h[k.e * M * k.args.B * H + k.in_state(m) + k.unit(i)] = dh[i];
+      k.store(k.args.d_initial_h + k.in_state(m, (long)M * k.step_h), dh);
     }
 #else
     finish_forward(k);
@@ -103,10 +105,7 @@ struct Narx : Gates<NarxGates>, NarxGates {
 
   METHOD void begin_backward(Block& k) {
     Gates<NarxGates>::begin_backward(k);
-    for (int m = 0; m < M; m++) {
-      Real zeros[4];
-      take(k, m, zeros);
-    }
+    clear(k);
   }
   // What step s sends to the states that it read.
   METHOD void give_back(Block& k, int s) const {
@@ -115,18 +114,18 @@ struct Narx : Gates<NarxGates>, NarxGates {
       Real v[4];
       k.product(d, Shape0::KS, v);
       if (!k.sees(s, delay(d))) continue;
-      Real* to = slot(k, s - delay(d));
-      EACH_UNIT if (k.has(i)) to[k.unit(i)] += v[i] * drop[i];
+      if (kDropout) EACH_UNIT v[i] *= drop[i];
+      add(k, s - delay(d), v);
     }
   }
   template <int PHASE> METHOD void backward(Block& k, int s) {
-    Real dh[4], state[4];
+    Real dh[4], outer[4], state[4];
     if (kSumsX) k.load_x(s);
     if (s + 1 < (int)k.args.T) give_back(k, s + 1);
     take(k, s, dh);
     if (s + 1 < k.length && k.sees(s + 1, 1)) EACH_UNIT dh[i] += h[i];
-    EACH_UNIT h[i] = 0;
-    add_outer(k, s, dh);
+    load_outer(k, s, outer);
+    EACH_UNIT h[i] = 0, dh[i] += outer[i];
     split_kept(k, s, dh);
     fresh_again(k, s, state);
     EACH_UNIT dh[i] *= 1 - state[i] * state[i];  // (1')

@@ -36,8 +36,7 @@ struct Rnn : Gates<RnnGates>, RnnGates {
   METHOD void load(Block& k, int s) {
     if (s < 0) return;
     fresh_again(k, s, state);
-    EACH_UNIT outer[i] = 0;
-    add_outer(k, s, outer);
+    load_outer(k, s, outer);
   }
   METHOD void begin_backward(Block& k) {
     Gates<RnnGates>::begin_backward(k);
