@@ -42,7 +42,7 @@ inline Barrier cluster;
 inline std::vector<char*> memories;
 inline std::vector<char> exchange;  // 64 bytes for each thread
 inline int threads_of_block, warps_of_block;
-inline Index grid_place;
+inline Index grid_place, grid_size;
 inline void (*body)();
 
 inline void wait(Barrier& barrier, int count, int mine = 0) {
@@ -96,6 +96,7 @@ inline void run(void (*kernel)(), int clusters_of_block, int count, long shared,
 
 }  // namespace emulator
 
+#define gridDim (emulator::grid_size)
 #define threadIdx (emulator::now->place)
 #define blockIdx (Index{emulator::grid_place.x + (unsigned)emulator::now->block, emulator::grid_place.y, emulator::grid_place.z})
 

@@ -23,6 +23,7 @@ static Arguments given;
 extern "C" int emulate(const Arguments* args, int is_run, int x, int y, int z, int threads, int cluster, long shared) {
   static_assert(sizeof(Arguments) == ARGUMENTS_SIZE, "Python and C++ agree");
   given = *args;
+  emulator::grid_size = {(unsigned)x, (unsigned)y, (unsigned)z};
   for (int c = 0; c < z; c++)
     for (int b = 0; b < y; b++)
       for (int a = 0; a < x; a += cluster)
@@ -46,7 +47,7 @@ class EmulatedKernels:
 
     def run(self, arguments: ctypes.Structure, trials: int, batch: int, stream: int) -> None:
         launch = self.variant.launch
-        grid = (-(-batch // launch.rows) * launch.cluster, trials, 1)
+        grid = (self.variant.blocks(batch) * launch.cluster, trials, 1)
         self._run(arguments, 1, grid, 32 * self.variant.warps, launch.cluster, self.variant.shared_memory)
 
     def _run(self, arguments: Any, is_run: int, grid: Any, threads: int, cluster: int, shared: int) -> None:

@@ -135,7 +135,7 @@ class Kernels:
     def run(self, arguments: ctypes.Structure, trials: int, batch: int, stream: int) -> None:
         """Run all steps."""
         launch = self.variant.launch
-        grid = (-(-batch // launch.rows) * launch.cluster, trials, 1)
+        grid = (self.variant.blocks(batch) * launch.cluster, trials, 1)
         threads, memory = 32 * self.variant.warps, self.variant.shared_memory
         self._launch("run", grid, threads, memory, launch.cluster, arguments, stream)
 

@@ -15,9 +15,6 @@ HEADERS = ("device", "block", "product", "gates", "recurrence")
 MAX_HIDDEN, MAX_DELAYS, MAX_DELAY = 1024, 16, 4096
 """The largest layer that the kernels are made and tested for."""
 
-INLINE_INPUTS = 4
-"""Up to so many inputs are multiplied in the kernel; more are a matrix product before it."""
-
 REGISTERS_OF_A_MULTIPROCESSOR, MOST_REGISTERS = 65536, 255
 
 BLOCK_MEMORY = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 103: 232_448, 120: 101_376}
@@ -40,6 +37,13 @@ REGISTERS_BESIDE = {
 """Registers that a thread needs beside weights, without prefetched history: found by compiling, see tests/kernels."""
 
 
+VECTORS_BESIDE = {
+    (cell, backward): {"rnn": 3, "clockwork": 3, "lstm": 6, "gru": 6, "narx": 4, "mist": 5}[cell] + 3 * backward
+    for cell, backward in REGISTERS_BESIDE
+}
+"""... and for each number that a thread has beyond four."""
+
+
 def block_memory(capability: int) -> int:
     """Return the shared memory of a block; a GPU that is not in the table has at least what its predecessor had."""
     known = [size for version, size in BLOCK_MEMORY.items() if version <= capability]
@@ -53,8 +57,8 @@ class Problem:
     cell: str
     backward: bool
     hidden: int
-    inline_inputs: int
-    """I, or -1 if the input comes multiplied already."""
+    inline: bool
+    """Whether the kernel multiplies the input, which is one number, or it comes multiplied already."""
     delays: tuple[int, ...]
     memory: int
     parts: int
@@ -69,14 +73,13 @@ class Problem:
     """1 by masks, 2 by its probability."""
     dropout: bool = False
     save: bool = True
-    saved_size: int = 0
     ring: int = 1
     """Steps whose gradients MIST keeps for the sums over delays."""
 
     @property
     def sums_x(self) -> bool:
         """Whether the kernel adds up the gradient of weight_ih."""
-        return self.backward and self.inline_inputs == 1
+        return self.backward and self.inline
 
     @property
     def phases(self) -> int:
@@ -99,6 +102,35 @@ class Problem:
         return {"gru": 4}.get(self.cell, self.gates) * self.hidden + self.extra_rows
 
     @property
+    def column_stride(self) -> int:
+        """From one sequence to the next in those gradients: torch's products want whole 16 bytes."""
+        return ceil(self.columns / 4) * 4
+
+    @property
+    def mixed_stride(self) -> int:
+        """... and in MIST's mixed history."""
+        return ceil(self.hidden / 4) * 4
+
+    @property
+    def record(self) -> int:
+        """Vectors [H] that a step leaves for later steps and for the backward pass; see the cells' own files."""
+        if self.cell == "mist":
+            own = 2 + (self.zoneout == 2) if self.save else 1
+        else:
+            own = {"lstm": 5, "gru": 5}.get(self.cell, 1) if self.save else 0
+        return own + (2 * self.gates if self.norm and self.save else 0)
+
+    @property
+    def extra_record(self) -> int:
+        """... and vectors [D] of MIST."""
+        return (3 if self.norm else 1) if self.cell == "mist" and self.save else 0
+
+    @property
+    def states_before(self) -> int:
+        """States before the first step that stand in front of MIST's records."""
+        return self.memory if self.cell == "mist" else 0
+
+    @property
     def kinds(self) -> int:
         """Sums over all steps that the backward pass takes of each of them."""
         return 1 + self.sums_x + self.norm
@@ -109,35 +141,25 @@ class Launch:
     """What is chosen: it changes the speed and not the result (but for the order of sums)."""
 
     rows: int = 8
-    """Sequences of a block."""
+    """Sequences of a block: 8, or a multiple."""
     cluster: int = 1
     """Blocks that share the units."""
-    warps: int | None = None
-    """Warps of a block; None for as many as the work needs."""
+    stack: int = 1
+    """Times 16 units of a warp."""
     prefetch: bool = True
-    """Whether MIST reads its history one step ahead."""
+    """Whether MIST forwards reads its history one step ahead."""
     spare: int = 0
     """Registers of a thread that are left to the compiler beyond what it was seen to need."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How the warps of a block share one product; see product.cuh."""
+    """The tiles of a warp's share of one product, and where they lie; see product.cuh."""
 
-    across: int
-    """Warps beside each other along the rows."""
-    ranges: int
-    """... and along the columns."""
     tall: int
-    """Tiles of one warp on top of each other."""
     wide: int
-    """... and beside each other."""
     in_registers: int = 0
     in_shared: int = 0
-
-    @property
-    def tiles(self) -> int:
-        return self.across * self.ranges * self.tall * self.wide
 
 
 @dataclass(frozen=True)
@@ -149,167 +171,138 @@ class Variant:
     capability: int
 
     @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        return ceil(self.problem.hidden / self.launch.cluster / (16 * self.launch.stack))
+
+    @property
     def units(self) -> int:
-        """Units of one block."""
-        return ceil(self.problem.hidden / self.launch.cluster)
+        """Units of a block, the last of a cluster has fewer."""
+        return 16 * self.launch.stack * self.warps
 
     @property
-    def quarter(self) -> int:
-        return ceil(self.units / 4)
-
-    @property
-    def places(self) -> int:
-        return 4 * self.quarter
-
-    @property
-    def cell_warps(self) -> int:
-        """Warps that the cell needs: a thread has four units of one sequence."""
-        return ceil(self.quarter / 8) * ceil(self.launch.rows / 4)
+    def values(self) -> int:
+        """Numbers of one thread."""
+        return self.launch.rows // 2 * self.launch.stack
 
     @property
     def products(self) -> list[tuple[int, int]]:
-        """Rows and columns of the matrix of each product, for one block."""
-        own, everyone = self.places, self.places * self.launch.cluster
-        count = len(self.problem.delays)
+        """For each product, how many matrices of the block's units stand on top of each other, and what they read."""
+        everyone, count = self.units * self.launch.cluster, len(self.problem.delays)
         if self.problem.cell == "mist":
-            return [(own, everyone), (own, everyone + count)] if self.problem.backward else [(own + count, everyone), (own, everyone)]
+            return [(1, everyone), (1, everyone + count)] if self.problem.backward else [(2, everyone), (1, everyone)]
         if self.problem.cell == "narx":
-            return [(count * own, everyone)]
+            return [(count, everyone)]
         gates = self.problem.gates
-        return [(own, gates * everyone)] if self.problem.backward else [(gates * own, everyone)]
-
-    @cached_property
-    def warps(self) -> int:
-        """Warps of a block."""
-        if self.launch.warps is not None:
-            return max(self.launch.warps, self.cell_warps)
-        rows = max(ceil(rows / 16) for rows, _ in self.products)
-        useful = ceil(rows / ceil(rows / 16))
-        return ceil(max(self.cell_warps, useful) / 4) * 4  # a fourth costs nothing
+        return [(1, gates * everyone)] if self.problem.backward else [(gates, everyone)]
 
     @property
     def registers(self) -> int:
         """Registers that a thread can have: a quarter of the warps share a quarter of the multiprocessor's."""
         return min(MOST_REGISTERS, REGISTERS_OF_A_MULTIPROCESSOR // 128 // ceil(self.warps / 4) // 8 * 8)
 
-    def _split(self, rows: int, columns: int) -> Shape:
-        """Share a product out evenly, in as few ranges as that allows."""
-        tall, wide = ceil(rows / 16), ceil(columns / 16)
-        best: tuple[int, int, Shape] | None = None
-        for ranges in range(1, min(self.warps, wide, 8) + 1):
-            across = min(self.warps // ranges, tall)
-            shape = Shape(across, ranges, ceil(tall / across), ceil(wide / ranges))
-            cost = (shape.tall * shape.wide * 4 + 3 * ranges, ranges)
-            if best is None or cost < best[:2]:
-                best = (*cost, shape)
-        assert best is not None
-        return best[2]
-
     @cached_property
     def shapes(self) -> list[Shape]:
-        """How each product is shared out, and where its weights lie."""
-        parts = self.problem.parts
-        shapes = [self._split(*product) for product in self.products]
+        """The shape of each product: weights fill the registers that are free, then shared memory."""
+        parts, stack = self.problem.parts, self.launch.stack
+        shapes = [Shape(tall, ceil(columns / 16)) for tall, columns in self.products]
         if parts == 0:
-            return [Shape(1, 1, 1, 1)] * len(shapes)
-        registers = self.registers
-        beside = REGISTERS_BESIDE[self.problem.cell, self.problem.backward] + self.launch.spare
-        if self.problem.cell == "mist":
-            count = len(self.problem.delays)
-            if self.problem.backward:
-                beside += 4 * count + (6 * count if self.launch.prefetch else 0)
-            else:
-                beside += 4 * count if self.launch.prefetch else 0
-        if self.problem.norm:
-            beside += 16
-        beside += 12 * (max(s.tall for s in shapes) - 1) * ceil(self.launch.rows / 8)
-        free = registers - beside
-        memory = block_memory(self.capability) - self._memory_beside(shapes)
+            return shapes
+        free = self.registers - self._registers_beside()
+        memory = block_memory(self.capability) - self._memory_beside
         in_registers, in_shared = [0] * len(shapes), [0] * len(shapes)
-        for kept, costs in (
-            (in_registers, [4 * parts * shape.tall for shape in shapes]),
-            (in_shared, [512 * parts * shape.tall * shape.across * shape.ranges for shape in shapes]),
+        for kept, budget, cost in (
+            (in_registers, free, 4 * parts * stack),
+            (in_shared, memory, 512 * parts * stack * self.warps),
         ):
-            budget = free if kept is in_registers else memory
             while True:
-                open_ones = [
+                fitting = [
                     k
                     for k, shape in enumerate(shapes)
-                    if in_registers[k] + in_shared[k] < shape.wide and costs[k] <= budget
+                    if in_registers[k] + in_shared[k] < shape.wide and cost * shape.tall <= budget
                 ]
-                if not open_ones:
+                if not fitting:
                     break
-                k = min(open_ones, key=lambda k: kept[k])
+                k = min(fitting, key=lambda k: kept[k])
                 kept[k] += 1
-                budget -= costs[k]
-        return [
-            Shape(s.across, s.ranges, s.tall, s.wide, in_registers[k], in_shared[k]) for k, s in enumerate(shapes)
-        ]
+                budget -= cost * shapes[k].tall
+        return [Shape(s.tall, s.wide, in_registers[k], in_shared[k]) for k, s in enumerate(shapes)]
+
+    def _registers_beside(self) -> int:
+        problem, launch = self.problem, self.launch
+        count, vectors = len(problem.delays), self.values
+        beside = REGISTERS_BESIDE[problem.cell, problem.backward] + launch.spare
+        if problem.cell == "mist":
+            beside += (2 * count - 1) * vectors if problem.backward else (count - 1) * vectors * launch.prefetch
+        if vectors > 4:
+            beside += VECTORS_BESIDE[problem.cell, problem.backward] * (vectors - 4)
+        return beside + 24 * problem.norm
 
     @property
     def streamed(self) -> int:
         """Bytes of weights that a block reads from the second-level cache at every step."""
-        return sum(
-            (s.wide - s.in_registers - s.in_shared) * s.tall * s.across * s.ranges * 512 * self.problem.parts
-            for s in self.shapes
-        )
+        tiles = sum((s.wide - s.in_registers - s.in_shared) * s.tall for s in self.shapes)
+        return tiles * self.launch.stack * self.warps * 512 * self.problem.parts
 
-    def _strides(self, shapes: list[Shape]) -> tuple[int, int]:
-        """Return the strides of a sequence in u (bytes) and z (numbers), without conflicts between banks."""
+    @property
+    def u_stride(self) -> int:
+        """From one sequence to the next in what a product reads, in bytes, without conflicts between banks."""
         parts, item = self.problem.parts, 8 if self.problem.double else 4
+        columns = max(ceil(columns / 16) * 16 for _, columns in self.products)
         if parts == 0:
-            columns, rows = max(c for _, c in self.products), max(r for r, _ in self.products)
-            return ceil(columns * item / 16) * 16, ceil(rows / 4) * 4 + 4
-        bytes_used = max(s.ranges * s.wide for s in shapes) * 16 * 2 * parts
-        offsets = (64,) if parts == 2 else (32, 96)
-        while bytes_used % 128 not in offsets:
-            bytes_used += 32
-        return bytes_used, max(s.across * s.tall for s in shapes) * 16 + 4
-
-    def _sizes(self, shapes: list[Shape]) -> dict[str, int]:
-        """Return the sizes in shared memory, in bytes but for the table."""
-        problem, launch, item = self.problem, self.launch, 8 if self.problem.double else 4
-        u_stride, z_stride = self._strides(shapes)
-        ranges = 1 if problem.parts == 0 else max(s.ranges for s in shapes)
-        table_rows = max(problem.inline_inputs, 0) + 1 + problem.norm
-        table = ceil((problem.gates * table_rows * self.places + problem.extra_rows * table_rows) / 4) * 4
-        return {
-            "u": (2 if launch.cluster > 1 else 1) * ceil(launch.rows / 8) * 8 * u_stride,
-            "z": ranges * launch.rows * z_stride * item,
-            "table": table,
-            "totals": 2 * launch.cluster * ceil(self.quarter / 8) * launch.rows * self.sum_width * item,
-        }
+            return columns * item
+        used, offsets = columns * 2 * parts, (64,) if parts == 2 else (32, 96)
+        while used % 128 not in offsets:
+            used += 32
+        return used
 
     @property
     def sum_width(self) -> int:
-        """Numbers that are added up over the units at once."""
-        count, problem = len(self.problem.delays), self.problem
+        """Numbers of a lane that are added up over the units at once."""
+        count, problem, rows = len(self.problem.delays), self.problem, self.launch.rows // 4
         groups = count if problem.cell == "clockwork" else 1
-        width = (2 if problem.backward else 1) * groups if problem.norm else 0
-        return max(width, count if problem.cell == "mist" and problem.backward else 0)
+        width = (2 if problem.backward else 1) * groups * rows if problem.norm else 0
+        return max(width, ceil(count / 8) * rows if problem.cell == "mist" and problem.backward else 0)
 
-    def _memory_beside(self, shapes: list[Shape]) -> int:
-        sizes, item = self._sizes(shapes), 8 if self.problem.double else 4
-        return ceil((sizes["u"] + sizes["z"] + sizes["table"] * item + sizes["totals"]) / 16) * 16
+    @property
+    def _memory_beside(self) -> int:
+        """Bytes of shared memory that the weights leave to the rest: u and the sums over units."""
+        item = 8 if self.problem.double else 4
+        totals = 2 * self.launch.cluster * self.warps * 32 * self.sum_width * item
+        return 2 * self.launch.rows * self.u_stride + ceil(totals / 16) * 16
 
     @property
     def shared_memory(self) -> int:
         """Bytes of shared memory of a block."""
-        tiles = sum(s.across * s.ranges * s.in_shared * s.tall for s in self.shapes) if self.problem.parts else 0
-        return self._memory_beside(self.shapes) + tiles * 512 * self.problem.parts
+        tiles = sum(s.in_shared * s.tall for s in self.shapes) * self.launch.stack * self.warps
+        return self._memory_beside + tiles * 512 * self.problem.parts
 
     @property
     def tiles(self) -> int:
         """Tiles of packed weights of a block."""
-        return sum(s.tiles for s in self.shapes) if self.problem.parts else 0
+        return sum(s.tall * s.wide for s in self.shapes) * self.launch.stack * self.warps if self.problem.parts else 0
+
+    def blocks(self, batch: int) -> int:
+        """Return how many blocks (or clusters of them) a batch takes."""
+        return ceil(batch / self.launch.rows)
+
+    def saved_size(self, steps: int) -> int:
+        """Return the numbers that the records of one block (or cluster) take."""
+        problem, launch = self.problem, self.launch
+        slots = steps + problem.states_before
+        records = launch.cluster * self.warps * slots * problem.record * 32 * self.values
+        return records + steps * problem.extra_record * 32 * (launch.rows // 4) * ceil(max(1, len(problem.delays)) / 8)
+
+    def ring_size(self) -> int:
+        """Return the numbers that the ring of one block (or cluster) takes."""
+        problem = self.problem
+        slots = problem.memory if problem.cell == "narx" else problem.ring if problem.backward else 0
+        return self.launch.cluster * self.warps * slots * 32 * self.values if problem.cell in ("narx", "mist") else 0
 
     @property
     def source(self) -> str:
         """The program: the constants, then the cell's own file, then the kernel."""
-        problem, launch = self.problem, self.launch
-        (u_stride, z_stride), shapes = self._strides(self.shapes), self.shapes
-        sizes = self._sizes(shapes)
-        rows, columns = zip(*self.products, strict=True)
+        problem, launch, shapes = self.problem, self.launch, self.shapes
         constants: dict[str, object] = {
             "REAL": "double" if problem.double else "float",
             "HIDDEN": problem.hidden,
@@ -319,11 +312,12 @@ class Variant:
             "RING": problem.ring,
             "CLUSTER": launch.cluster,
             "ROWS": launch.rows,
+            "STACK": launch.stack,
             "WARPS": self.warps,
             "PARTS": problem.parts,
             "PHASES": problem.phases,
             "BACKWARD": problem.backward,
-            "INLINE_INPUTS": problem.inline_inputs,
+            "INLINE_INPUTS": problem.inline,
             "HAS_LENGTHS": problem.lengths,
             "HAS_RESET": problem.reset,
             "HAS_NORM": problem.norm,
@@ -333,23 +327,23 @@ class Variant:
             "SAVE": problem.save,
             "REVERSE": problem.reverse,
             "ZONEOUT": problem.zoneout,
-            "SUMS_X": problem.sums_x,
             "PREFETCH": launch.prefetch,
-            "Z_STRIDE": z_stride,
-            "U_STRIDE": u_stride,
-            "Z_RANGES": 1 if problem.parts == 0 else max(s.ranges for s in shapes),
-            "TABLE_SIZE": sizes["table"],
+            "U_STRIDE": self.u_stride,
             "SUM_WIDTH": self.sum_width,
-            "TILES_AT": self._memory_beside(shapes),
+            "TILES_AT": self._memory_beside,
             "PARAMETER_ROWS": problem.gates * problem.hidden + problem.extra_rows,
-            "SAVED_SIZE": problem.saved_size,
+            "RECORD": problem.record,
+            "EXTRA_RECORD": problem.extra_record,
+            "STATES_BEFORE": problem.states_before,
             "GRADIENT_COLUMNS": problem.columns,
+            "GRADIENT_STRIDE": problem.column_stride,
+            "MIXED_STRIDE": problem.mixed_stride,
         }
         for k in range(2):
-            shape = shapes[min(k, len(shapes) - 1)]
-            numbers = (shape.across, shape.ranges, shape.tall, shape.wide, shape.in_registers, shape.in_shared)
-            constants[f"SHAPE_{k}"] = ", ".join(map(str, numbers))
-            constants[f"PRODUCT_ROWS_{k}"], constants[f"PRODUCT_COLUMNS_{k}"] = rows[k % len(rows)], columns[k % len(rows)]
+            n = k % len(shapes)
+            shape = shapes[n]
+            constants[f"SHAPE_{k}"] = f"{shape.tall}, {shape.wide}, {shape.in_registers}, {shape.in_shared}"
+            constants[f"PRODUCT_COLUMNS_{k}"] = self.products[n][1]
         lines = [f"#define {key} {int(value) if isinstance(value, bool) else value}" for key, value in constants.items()]
         cell = problem.cell
         return "\n".join(

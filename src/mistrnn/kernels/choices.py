@@ -21,9 +21,14 @@ def fitting(problem: Problem, capability: int) -> Variant:
     for cluster in clusters:
         if cluster > 1 and problem.hidden < 16 * cluster:
             break
-        rows = 8 if -(-problem.hidden // cluster) <= 512 else 4
-        found = Variant(problem, Launch(rows=rows, cluster=cluster), capability)
+        stack = 1
+        while -(-problem.hidden // (16 * stack * cluster)) > MOST_WARPS:
+            stack += 1
+        found = Variant(problem, Launch(cluster=cluster, stack=stack), capability)
         if problem.parts == 0 or found.streamed == 0:
             return found
     assert found is not None
     return found
+
+
+MOST_WARPS = 16

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from mistrnn.kernels import _nvrtc
 from mistrnn.kernels._nvrtc import Kernels
-from mistrnn.kernels._variant import INLINE_INPUTS, MAX_DELAY, MAX_DELAYS, MAX_HIDDEN, Problem, Variant
+from mistrnn.kernels._variant import MAX_DELAY, MAX_DELAYS, MAX_HIDDEN, Problem, Variant
 from mistrnn.kernels.choices import choose
-from mistrnn.kernels.contract import CELLS, DIFFERENTIABLE, INPUTS, Inputs, Settings, check, saved_dtype, saved_size, there
+from mistrnn.kernels.contract import CELLS, DIFFERENTIABLE, INPUTS, Inputs, Settings, check, saved_dtype, there
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -91,8 +91,10 @@ class Arguments(ctypes.Structure):
         *_pointers("dropout"),
         *_numbers("dropout_trial"),
         ("zoneout", ctypes.c_double),
-        *_pointers("output", "final_h", "final_c", "saved", "d_output"),
-        *_numbers("d_output_trial", "d_output_time", "d_output_sequence", "d_output_unit"),
+        *_pointers("output", "final_h", "final_c", "saved"),
+        *_numbers("saved_trial", "saved_block"),
+        *_pointers("d_output"),
+        *_numbers("d_output_trial", "d_output_time", "d_output_sequence"),
         *_pointers("d_final_h", "d_final_c"),
         *_numbers("d_final_h_trial", "d_final_c_trial"),
         *_pointers("dz", "mixed", "ring", "sums", "d_initial_h", "d_initial_c"),
@@ -114,7 +116,7 @@ class _Run:
         self.x, self.initial = there(self.inputs, "x"), there(self.inputs, "initial_h")
         self.E, self.T, self.B, self.I = self.x.shape
         self.M, self.H = self.initial.size(1), self.initial.size(3)
-        self.inline = self.I <= INLINE_INPUTS
+        self.inline = self.I == 1
         self.origin = self._origin()
         self.arguments = Arguments(E=self.E, T=self.T, B=self.B, zoneout=settings.zoneout)
         self._alive: list[Tensor] = []
@@ -136,27 +138,24 @@ class _Run:
 
     def problem(self, backward: bool) -> Problem:
         given, settings = self.inputs, self.settings
-        rows, norm = there(given, "weight_ih").size(1), given["gain"] is not None
-        size = saved_size(self.cell, rows, self.H, settings, norm)
         return Problem(
             cell=self.cell,
             backward=backward,
             hidden=self.H,
-            inline_inputs=self.I if self.inline else -1,
+            inline=self.inline,
             delays=tuple(settings.delays),
             memory=self.M,
             parts=settings.parts,
             double=self.real == torch.float64,
             bias=given["bias"] is not None,
             bias_hn=given["bias_hn"] is not None,
-            norm=norm,
+            norm=given["gain"] is not None,
             reset=self.origin is not None,
             lengths=given["lengths"] is not None,
             reverse=settings.reverse,
             zoneout=1 if given["keep_h"] is not None else 2 if settings.zoneout else 0,
             dropout=given["dropout"] is not None,
             save=settings.save,
-            saved_size=size,
             ring=max(1, min(self.M, self.T)) if backward and self.cell == "mist" else 1,
         )
 
@@ -180,13 +179,20 @@ class _Run:
         self._enter(name, tensor)
         return tensor
 
-    def launch(self, backward: bool) -> None:
+    def variant(self, backward: bool) -> Variant:
+        return choose(self.problem(backward), self.E, self.B, self.x.device)
+
+    def launch(self, variant: Variant) -> None:
         """Lay out the weights and run all steps."""
-        variant = choose(self.problem(backward), self.E, self.B, self.x.device)
-        kernels, stream = load(variant, self.x.device), current_stream(self.x.device)
+        device = self.x.device
+        kernels, stream = load(variant, device), current_stream(device)
+        self.arguments.saved_block = variant.saved_size(self.T)
+        self.arguments.saved_trial = variant.blocks(self.B) * self.arguments.saved_block
+        if size := variant.ring_size():
+            self.new("ring", self.E, variant.blocks(self.B), size)
         if variant.tiles:
             size = self.E * variant.launch.cluster * variant.tiles * variant.problem.parts * 512
-            self._enter("packed", torch.empty(size, dtype=torch.uint8, device=self.x.device))
+            self._enter("packed", torch.empty(size, dtype=torch.uint8, device=device))
             kernels.pack(self.arguments, self.E, stream)
         kernels.run(self.arguments, self.E, self.B, stream)
 
@@ -225,10 +231,8 @@ def forward(cell: str, inputs: Inputs, settings: Settings, device: str = "cuda")
     output = run.new("output", run.E, run.T, run.B, run.H)
     final_h = run.new("final_h", run.E, run.M, run.B, run.H)
     final_c = run.new("final_c", run.E, run.M, run.B, run.H) if cell == "lstm" else final_h.new_empty(0)
-    problem = run.problem(backward=False)
-    saved = run.new("saved", run.E, run.T, run.B, problem.saved_size) if settings.save else final_h.new_empty(0)
-    if cell == "narx":
-        run.new("ring", run.E, run.M, run.B, run.H)
+    variant = run.variant(backward=False)
+    saved = run.new("saved", run.E, variant.blocks(run.B) * variant.saved_size(run.T))
     if not run.inline:
         projected = _product(run.x.flatten(1, 2), there(run.inputs, "weight_ih").mT)
         bias = run.inputs["bias"]
@@ -236,7 +240,9 @@ def forward(cell: str, inputs: Inputs, settings: Settings, device: str = "cuda")
             projected += bias.unsqueeze(1)
         run.point("projected", projected)
     if run.E and run.B:
-        run.launch(backward=False)
+        run.launch(variant)
+    if not settings.save:
+        saved = saved.new_empty(0)
     return output.to(run.dtype), final_h.to(run.dtype), final_c.to(run.dtype), saved
 
 
@@ -255,8 +261,9 @@ def backward(
     `wanted` says of x, the parameters, and the initial state whether theirs are wanted; the others are empty.
     """
     run = _Run(cell, inputs, settings._replace(save=True), device)
-    problem = run.problem(backward=True)
-    if saved.numel() == 0 and problem.saved_size > 0:  # the run forwards did not know that it would be asked
+    variant = run.variant(backward=True)
+    problem = variant.problem
+    if saved.numel() == 0 and output.numel() > 0:  # the run forwards did not know that it would be asked
         saved = forward(cell, inputs, settings._replace(save=True), device)[3]
     output = output.to(run.real)
     run.point("output", output)
@@ -264,25 +271,24 @@ def backward(
     d_output = gradients["d_output"]
     if d_output is not None and d_output.numel():
         d_output = d_output.to(run.real)
+        d_output = d_output if d_output.stride(3) == 1 else d_output.contiguous()
         run._enter("d_output", d_output)
-        strides = ("d_output_trial", "d_output_time", "d_output_sequence", "d_output_unit")
-        for name, stride in zip(strides, d_output.stride(), strict=True):
+        strides = ("d_output_trial", "d_output_time", "d_output_sequence")
+        for name, stride in zip(strides, d_output.stride(), strict=False):
             setattr(run.arguments, name, stride)
     for name in ("d_final_h", "d_final_c"):
         gradient = gradients[name]
         run.point(name, None if gradient is None else gradient.to(run.real))
     want_x, want_parameters, want_initial = wanted
-    dz = run.new("dz", run.E, run.T, run.B, problem.columns)
-    sums = run.new("sums", run.E, run.B, problem.kinds, problem.columns)
-    mixed = run.new("mixed", run.E, run.T, run.B, run.H) if cell == "mist" else dz
-    if cell in ("mist", "narx"):
-        run.new("ring", run.E, run.M if cell == "narx" else problem.ring, run.B, run.H)
+    dz = run.new("dz", run.E, run.T, run.B, problem.column_stride)[..., : problem.columns]
+    sums = run.new("sums", run.E, variant.blocks(run.B), problem.kinds, problem.columns)
+    mixed = run.new("mixed", run.E, run.T, run.B, problem.mixed_stride)[..., : run.H] if cell == "mist" else dz
     results: dict[str, Tensor] = {}
     for name in ("initial_h", "initial_c"):
         if want_initial and inputs[name] is not None:
             results[name] = run.new(f"d_{name}", run.E, run.M, run.B, run.H)
     if run.E and run.B:
-        run.launch(backward=True)
+        run.launch(variant)
     if want_parameters:
         results |= _parameter_gradients(run, problem, dz, sums.sum(1), mixed, output)
     if want_x:

@@ -1,10 +1,16 @@
 // A block of threads that takes some sequences of one trial through all steps: what a cell sees of it.
 //
-// A block owns ROWS sequences. A cluster of CLUSTER blocks shares the units among its blocks; each computes its own ones
-// for the same sequences and tells the others. A thread of the cell has four units of one sequence, always the same, so
-// that states which it reads again later are its own. Its units lie a quarter of the block's apart (neighbouring threads
-// then read neighbouring memory), but their four places in the vectors u and z follow each other: place 4 tau + i is unit
-// tau + i * quarter.
+// A block owns ROWS sequences, eight or a multiple. A cluster of CLUSTER blocks shares the units among its blocks; each
+// computes its own ones for the same sequences and tells the others. A warp has 16 units (STACK times), and a thread has
+// just those numbers of a tile that the tensor cores give it: two units of two sequences, so that what a product gives is
+// where the cell needs it. Value i of a thread belongs to
+//
+//     sequence  2 (lane % 4) + i % 2,  and 8 more for every four values of a tile
+//     unit      lane / 4 + 8 (i / 2 % 2)
+//
+// A thread keeps the same units and sequences at all steps: what it has written itself it may read again at any time. Its
+// records of past steps lie one after the other in a stream of its warp, 16 bytes a thread, so that a state d steps ago
+// stands at a distance that is known when the kernel is compiled.
 //
 // Names as in call.h of the CPU forms. Everything that is known when a kernel is compiled is a constant: the sizes, the
 // delays, and which options there are. "Step" counts in the order of the run, "time" in that of the input.
@@ -14,22 +20,20 @@
 
 typedef REAL Real;
 
-constexpr int H = HIDDEN, D = COUNT, M = MEMORY, C = CLUSTER, R = ROWS, W = WARPS, P = PARTS;
-constexpr int I = INLINE_INPUTS < 0 ? 0 : INLINE_INPUTS;  // inputs that the kernel multiplies itself
-constexpr bool kProjected = INLINE_INPUTS < 0;            // or their products with weight_ih come as `projected`
+constexpr int H = HIDDEN, D = COUNT, M = MEMORY, C = CLUSTER, R = ROWS, W = WARPS, P = PARTS, TW = STACK;
+constexpr bool kInline = INLINE_INPUTS;  // the only input is multiplied here, or the products come as `projected`
 constexpr bool kLengths = HAS_LENGTHS, kReset = HAS_RESET, kNorm = HAS_NORM, kDropout = HAS_DROPOUT, kBias = HAS_BIAS;
 constexpr bool kSave = SAVE, kReverse = REVERSE, kPrefetch = PREFETCH;
-constexpr bool kSumsX = SUMS_X;          // whether the gradient of weight_ih, for one input, is added up on the way
 constexpr bool kMasks = ZONEOUT == 1;    // zoneout by masks
 constexpr bool kMixture = ZONEOUT == 2;  // and in evaluation, by its probability
-constexpr int kUnits = (H + C - 1) / C, kQuarter = (kUnits + 3) / 4, kPlaces = 4 * kQuarter;
-constexpr int kEights = (kQuarter + 7) / 8;        // warps beside each other along the units
-constexpr int kRowBlocks = (R + 3) / 4;            // and along the sequences
-constexpr int NT = (R + 7) / 8;                    // tiles along the sequences
-constexpr int kZStride = Z_STRIDE, kStride = U_STRIDE;  // of a sequence in z (numbers) and u (bytes)
-constexpr int kBuffers = C > 1 ? 2 : 1;            // of u: other blocks of the cluster may still read the last one
+constexpr int NT = R / 8;                // tiles along the sequences
+constexpr int kUnits = 16 * W * TW;      // of a block; the last block of a cluster may have fewer in truth
+constexpr int kValues = 4 * NT * TW, kRows = 2 * NT;  // of a thread
 constexpr int kDelays = D > 0 ? D : 1, kSlots = (kDelays + 7) / 8;
-constexpr int kSumWidth = SUM_WIDTH;               // numbers that are added up over the units at once, at most
+constexpr int kStride = U_STRIDE;        // of a sequence in u, in bytes
+constexpr int kBuffers = 2;              // of u: others may still read the last one
+constexpr int kSumWidth = SUM_WIDTH;     // numbers of a sequence that are added up over the units at once, at most
+constexpr int kG = PARAMETER_ROWS, kColumns = GRADIENT_COLUMNS, kColumnStride = GRADIENT_STRIDE, kRecord = RECORD;
 
 DEVICE constexpr int delay(int d) {
   constexpr int values[] = {DELAYS};
@@ -38,7 +42,7 @@ DEVICE constexpr int delay(int d) {
 
 struct Arguments {
   long E, T, B;
-  const Real* x;  // [E, T, B, I]
+  const Real* x;  // [E, T, B, 1]
   long x_trial, x_time, x_sequence;
   const Real* projected;  // [E, T, B, G]
   const Real *weight_ih, *weight_hh, *bias, *bias_hn, *gain;
@@ -55,14 +59,16 @@ struct Arguments {
   const Real* dropout;
   long dropout_trial;
   double zoneout;
-  Real *output, *final_h, *final_c, *saved;
+  Real *output, *final_h, *final_c;
+  Real* saved;  // [E, blocks] the streams of all warps, then those of the delays
+  long saved_trial, saved_block;
   const Real* d_output;
-  long d_output_trial, d_output_time, d_output_sequence, d_output_unit;
+  long d_output_trial, d_output_time, d_output_sequence;
   const Real *d_final_h, *d_final_c;
   long d_final_h_trial, d_final_c_trial;
   Real* dz;     // [E, T, B, columns] gradients of the pre-activations, by step
-  Real* mixed;  // [E, T, B, H] what MIST's last matrix read, by step
-  Real* ring;   // [E, ring, B, H] of the newest steps: MIST's dm backwards, sums under way of NARX
+  Real* mixed;  // [E, T, B, mixed columns] what MIST's last matrix read, by step
+  Real* ring;   // [E, blocks, warps, ring, values] of the newest steps: MIST's dm, sums under way of NARX
   Real* sums;   // [E, B, kinds, columns] sums over all steps: of dz, of dz x, of the gradients of the gains
   Real *d_initial_h, *d_initial_c;
 };
@@ -77,151 +83,150 @@ DEVICE double tanh_of(double x) { return tanh(x); }
 DEVICE float tanh_of(float x) { return kFast ? 1 - 2 * fast_reciprocal(1 + fast_exp(2 * x)) : tanhf(x); }
 template <class V> DEVICE V sigmoid_of(V x) { return reciprocal(1 + exp_of(-x)); }
 
-// Four numbers that follow each other, at once.
-DEVICE void load_four(const float* from, float (&v)[4]) {
-  const float4 all = *(const float4*)from;
-  v[0] = all.x, v[1] = all.y, v[2] = all.z, v[3] = all.w;
-}
-DEVICE void load_four(const double* from, double (&v)[4]) {
-#pragma unroll
-  for (int i = 0; i < 4; i++) v[i] = from[i];
-}
-
-#define EACH_UNIT _Pragma("unroll") for (int i = 0; i < 4; i++)
+#define EACH_VALUE _Pragma("unroll") for (int i = 0; i < kValues; i++)
+#define EACH_ROW _Pragma("unroll") for (int j = 0; j < kRows; j++)
 #define EACH_DELAY _Pragma("unroll") for (int d = 0; d < D; d++)
+// The delays that this thread has among the eight lanes of its sequences: d, and d + 8 if there are so many.
+#define EACH_SLOT _Pragma("unroll") for (int slot = 0, d = (threadIdx.x & 31) >> 2; slot < kSlots; slot++, d += 8)
 
-// Units that do not exist (where four times the quarter is more than there are) are read as the thread's first one: what
-// they compute meets weights of zero, and is never written.
-constexpr bool kAllUnits = kUnits == kPlaces && kUnits * C == H;
-constexpr bool kOnlyLast = kUnits * C == H && kQuarter >= 3;  // then only a fourth unit can be missing
+typedef Real Values[kValues];
+typedef Real Rows[kRows];
+
+DEVICE constexpr int row_of(int i) { return i / 4 % NT * 2 + i % 2; }      // which of the thread's sequences value i is of
+DEVICE constexpr int unit_of(int i) { return i / (4 * NT) * 16 + i / 2 % 2 * 8; }  // from the thread's first unit to its own
+DEVICE constexpr int sequence_of(int j) { return j / 2 * 8 + j % 2; }      // from the thread's first sequence to its j-th
+
+// All values of a thread, which follow each other.
+DEVICE void load_all(const float* from, float (&v)[kValues]) {
+#pragma unroll
+  for (int i = 0; i < kValues; i += 4) {
+    const float4 four = *(const float4*)(from + i);
+    v[i] = four.x, v[i + 1] = four.y, v[i + 2] = four.z, v[i + 3] = four.w;
+  }
+}
+DEVICE void store_all(float* to, const float (&v)[kValues]) {
+#pragma unroll
+  for (int i = 0; i < kValues; i += 4) *(float4*)(to + i) = {v[i], v[i + 1], v[i + 2], v[i + 3]};
+}
+DEVICE void load_all(const double* from, double (&v)[kValues]) { EACH_VALUE v[i] = from[i]; }
+DEVICE void store_all(double* to, const double (&v)[kValues]) { EACH_VALUE to[i] = v[i]; }
 
 struct Block {
+  static constexpr int kStep = kRecord * 32 * kValues;      // from one step to the next in a warp's stream
+  static constexpr int kExtraStep = EXTRA_RECORD * 32 * kRows * kSlots;  // ... and in that of the delays
+
   const Arguments& args;
-  char* u;       // what a product reads, in parts: [buffers, 8 NT, kStride]
-  Real* z;       // what a product gives: [ranges, R, kZStride]
-  Real* table;   // weights of the inputs, biases, gains
-  Real* totals;  // [2, C kEights, R, kSumWidth]
-  int cta, tau, b, length;
-  long e, row;     // of the sequence, or of the last one where the thread has none
-  int there_units;  // bit i: the thread has a sequence and its unit i exists
-  int missing[4];  // from the first unit to unit i, in memory
-  bool in_cell, in_batch;  // the thread has units, and a sequence
+  char* u;       // what a product reads, in parts: [buffers, R, kStride]
+  Real* totals;  // [2, C W, 32, kSumWidth kRows]
+  int cta, warp, lane, unit, sequence;  // the thread's first unit and sequence
+  long e, row;
+  int exists;    // bit i: value i is one
+  int length[kLengths ? kRows : 1];
   int buffer = 0, totals_buffer = 0;
-  Real x[I > 0 ? I : 1];
-  int step_h, step_s, step_x;  // from one step to the next, in [B, H], in [B, S], in x
-  const Real *x_at, *output_at, *saved_at;  // this thread's sequence (and first unit) at the first step
+  Rows x;
+  Real *stream, *extra_stream;  // this thread's records, at the first step
 
   METHOD Block(const Arguments& args) : args(args) {
-    char* memory = shared_memory();
-    u = memory;
-    z = (Real*)(u + kBuffers * NT * 8 * kStride);
-    table = z + Z_RANGES * R * kZStride;
-    totals = table + TABLE_SIZE;
+    u = shared_memory();
+    totals = (Real*)(u + kBuffers * R * kStride);
     cta = C > 1 ? cluster_rank() : 0;
     e = blockIdx.y;
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    in_cell = warp < kRowBlocks * kEights;
-    tau = in_cell ? warp / kRowBlocks * 8 + (lane & 7) : kEights * 8 + (lane & 7);
-    b = in_cell ? warp % kRowBlocks * 4 + (lane >> 3) : 0;
-    row = (long)(blockIdx.x / C) * R + b;
-    in_batch = in_cell && row < args.B;
-    row = row < args.B ? row : args.B - 1;
-    there_units = 0;
-    EACH_UNIT {
-      const int local = first_place() / 4 + i * kQuarter;
-      const bool exists = local < kUnits && cta * kUnits + local < H;
-      missing[i] = exists ? i * kQuarter : 0;
-      if (in_batch && tau < kQuarter && exists) there_units |= 1 << i;
+    warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const int block = blockIdx.x / C;
+    unit = cta * kUnits + warp * 16 * TW + (lane >> 2), sequence = 2 * (lane & 3);
+    row = (long)block * R + sequence;
+    exists = 0;
+    EACH_VALUE if (unit + unit_of(i) < H && row + sequence_of(row_of(i)) < args.B) exists |= 1 << i;
+    EACH_ROW if (kLengths) {  // never more than there are, whatever the caller says: memory would be overwritten
+      const long own = in_batch(j) ? args.lengths[e * args.lengths_trial + row + sequence_of(j)] : 0;
+      length[kLengths ? j : 0] = own < 0 ? 0 : own < args.T ? (int)own : (int)args.T;
     }
-    length = (int)args.T;
-    if (kLengths) {  // never more than there are, whatever the caller says: memory would be overwritten
-      const long own = args.lengths[e * args.lengths_trial + row];
-      length = own < 0 ? 0 : own < args.T ? (int)own : (int)args.T;
-    }
-    step_h = (int)args.B * H, step_s = (int)args.B * SAVED_SIZE, step_x = (int)args.x_time;
-    output_at = args.output + (e * args.T * args.B + row) * H + first_unit();
-    saved_at = args.saved + (e * args.T * args.B + row) * SAVED_SIZE;
-    x_at = args.x + e * args.x_trial + row * args.x_sequence;
-    for (int n = threadIdx.x; n < kBuffers * NT * 2 * kStride; n += W * 32) ((unsigned*)u)[n] = 0;
-    for (int n = threadIdx.x; n < Z_RANGES * R * kZStride; n += W * 32) z[n] = 0;
+    Real* saved = args.saved + e * args.saved_trial + block * args.saved_block;
+    const long slots = args.T + kBefore;
+    stream = saved + ((cta * W + warp) * slots + kBefore) * kStep + lane * kValues;
+    extra_stream = saved + C * W * slots * kStep + lane * (kRows * kSlots);
+    for (int n = threadIdx.x; n < kBuffers * R * kStride / 4; n += W * 32) ((unsigned*)u)[n] = 0;
+  }
+  static constexpr int kBefore = STATES_BEFORE;  // places in a stream for what was before the first step
+
+  METHOD bool has(int i) const { return exists >> i & 1; }
+  METHOD bool in_batch(int j) const { return row + sequence_of(j) < args.B; }
+  METHOD int end(int j) const { return kLengths ? length[kLengths ? j : 0] : (int)args.T; }
+  METHOD bool active(int s, int j) const { return !kLengths || s < end(j); }
+  METHOD bool is_active(int s, int i) const { return active(s, row_of(i)); }
+  METHOD int time(int s, int j) const { return kReverse && active(s, j) ? end(j) - 1 - s : s; }
+
+  // Where value i stands in a tensor [T, B, width] of this trial that the kernel or its caller made, at step s (or time t).
+  METHOD long at(int t, int i, int width) const {
+    return ((long)t * args.B + row) * width + unit + (sequence_of(row_of(i)) * width + unit_of(i));
+  }
+  METHOD long at_time(int s, int i, int width) const { return at(time(s, row_of(i)), i, width); }
+
+  // The record of step s: `part` says which of its vectors.
+  METHOD Real* record(int s, int part) const { return stream + (long)s * kStep + part * 32 * kValues; }
+  METHOD Real* extra_record(int s, int part) const { return extra_stream + (long)s * kExtraStep + part * 32 * kRows * kSlots; }
+
+  METHOD int origin(int s, int j) const {
+    return in_batch(j) ? args.origin[e * args.origin_trial + (long)s * args.B + row + sequence_of(j)] : -2 * M;
+  }
+  // Whether step s of the sequence may read the state d steps before; s == its end asks for what is handed on.
+  METHOD bool sees(int s, int d, int j) const {
+    if (!kReset || end(j) == 0) return true;
+    return s - d >= origin(s < end(j) ? s : end(j) - 1, j);
   }
 
-  METHOD int first_place() const { return tau < kQuarter ? 4 * tau : 0; }
-  METHOD int first_unit() const { return cta * kUnits + (tau < kQuarter ? tau : 0); }
-  METHOD int next(int i) const { return kAllUnits || (kOnlyLast && i < 3) ? i * kQuarter : missing[i]; }
-  METHOD int unit(int i) const { return first_unit() + next(i); }
-  METHOD bool has(int i) const { return there_units >> i & 1; }
-  // Whether the thread is one of the eight that write what belongs to the delays of its sequence.
-  METHOD bool owns_extra() const { return tau < 8 && in_batch; }
-  METHOD bool active(int s) const { return !kLengths || s < length; }
-  METHOD int time(int s) const { return kReverse && active(s) ? length - 1 - s : s; }
-
-  // This thread's place at a step: in [E, T, B, H] by time or by step, and among the saved values.
-  METHOD long by_time(int s) const { return (long)time(s) * step_h; }
-  METHOD long by_step(int s) const { return (long)s * step_h; }
-  METHOD Real* saved(int s) const { return (Real*)saved_at + (long)s * step_s; }
-  // ... and in a state [E, M, B, H] whose trial axis has a stride of its own.
-  METHOD long in_state(int m, long trial) const { return e * trial + (m * args.B + row) * H + first_unit(); }
-
-  METHOD void load(const Real* from, Real (&v)[4]) const { EACH_UNIT v[i] = from[next(i)]; }
-  METHOD void store(Real* to, const Real (&v)[4]) const { EACH_UNIT if (has(i)) to[next(i)] = v[i]; }
-
-  METHOD int origin(int s) const { return args.origin[e * args.origin_trial + (long)s * args.B + row]; }
-  // Whether step s of the sequence may read the state d steps before; s == length asks for what is handed on.
-  METHOD bool sees(int s, int d) const {
-    if (!kReset || length == 0) return true;
-    return s - d >= origin(s < length ? s : length - 1);
+  METHOD void load_x(int s) {
+    if (kInline)
+      EACH_ROW x[j] = s < (int)args.T && in_batch(j) && active(s, j)
+          ? args.x[e * args.x_trial + time(s, j) * args.x_time + (row + sequence_of(j)) * args.x_sequence] : Real(0);
   }
 
-  // The state d steps before step s.
-  METHOD void past(int s, int d, Real (&h)[4]) const {
-    load(s >= d ? output_at + by_time(s - d) : args.initial_h + in_state(M + s - d, args.initial_h_trial), h);
-    if (kReset && !sees(s, d)) EACH_UNIT h[i] = 0;
+  // Read or write a state [M, B, H] of this trial.
+  METHOD void load_state(const Real* state, long trial, int m, Values& v) const {
+    EACH_VALUE v[i] = has(i) ? state[e * trial + at(m, i, H)] : Real(0);
+  }
+  METHOD void store_state(Real* state, int memory, int m, const Values& v) const {
+    EACH_VALUE if (has(i)) state[e * memory * args.B * H + at(m, i, H)] = v[i];
   }
 
-  // Write four places of vector `block` of u, for every block of the cluster.
-  METHOD void publish(int block, const Real (&v)[4]) {
-    if (tau >= kQuarter) return;
-    char* to = u + (buffer * NT * 8 + b) * kStride;
-    const int four = (block * C + cta) * kQuarter + tau;
+  // Write this thread's places of vector `block` of u, for every block of the cluster. Places 2 n and 2 n + 1 of a tile are
+  // units n and n + 8. A sequence has its row of u where neither writing nor reading meets in the same bank.
+  METHOD char* row_of_u(int n) const { return u + (buffer * R + (n ^ (n >> 1 & 1))) * kStride; }
+  METHOD void publish(int block, const Values& v) {
+#pragma unroll
+    for (int i = 0; i < kValues; i += 4)
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        char* to = row_of_u(i / 4 % NT * 8 + sequence + j);
+        const int tile = (block * C + cta) * W * TW + warp * TW + i / (4 * NT), n = lane >> 2;
+        const Real low = v[i + j], high = v[i + 2 + j];
 #if PARTS == 0
-    Real* place = (Real*)to + 4 * four;
-    for (int rank = 0; rank < C; rank++)
-      EACH_UNIT {
-        if (C > 1) store_remote(place + i, rank, v[i]);
-        else place[i] = v[i];
-      }
+        Real* place = (Real*)to + tile * 16 + 2 * n;
+#pragma unroll
+        for (int rank = 0; rank < C; rank++) {
+          if (C > 1) store_remote(place, rank, low), store_remote(place + 1, rank, high);
+          else place[0] = low, place[1] = high;
+        }
 #else
-    uint2 parts[P];
-    float left[4];
-    EACH_UNIT left[i] = v[i];
-#pragma unroll
-    for (int p = 0; p < P; p++) {
-      parts[p] = {rounded(left[0], left[1]), rounded(left[2], left[3])};
-      left[0] -= as_float(parts[p].x << 16), left[1] -= as_float(parts[p].x & 0xffff0000u);
-      left[2] -= as_float(parts[p].y << 16), left[3] -= as_float(parts[p].y & 0xffff0000u);
-    }
-    to += four * 8 * P;
-#pragma unroll
-    for (int rank = 0; rank < C; rank++) {
-      if (P == 2) {
-        const uint4 both = {parts[0].x, parts[0].y, parts[P - 1].x, parts[P - 1].y};
-        if (C > 1) store_remote(to, rank, both);
-        else *(uint4*)to = both;
-      } else {
+        char* place = to + (tile * 4 + n / 2) * (8 * P) + n % 2 * 4;
+        float left[2] = {(float)low, (float)high};
 #pragma unroll
         for (int p = 0; p < P; p++) {
-          if (C > 1) store_remote(to + p * 8, rank, parts[p]);
-          else ((uint2*)to)[p] = parts[p];
+          const unsigned part = rounded(left[0], left[1]);
+          left[0] -= as_float(part << 16), left[1] -= as_float(part & 0xffff0000u);
+#pragma unroll
+          for (int rank = 0; rank < C; rank++) {
+            if (C > 1) store_remote(place + p * 8, rank, part);
+            else *(unsigned*)(place + p * 8) = part;
+          }
         }
-      }
-    }
 #endif
+      }
   }
   // Write one place of the part of u that comes after `blocks` vectors; every block of the cluster does so for itself.
-  METHOD void publish_extra(int blocks, int d, Real v) {
-    char* to = u + (buffer * NT * 8 + b) * kStride;
-    const int place = blocks * C * kPlaces + d;
+  METHOD void publish_extra(int blocks, int d, int j, Real v) {
+    char* to = row_of_u(sequence + sequence_of(j));
+    const int place = blocks * C * kUnits + d;
 #if PARTS == 0
     ((Real*)to)[place] = v;
 #else
@@ -238,121 +243,90 @@ struct Block {
     if (C > 1) sync_cluster();
     else sync_block();
   }
-  METHOD const char* published() const { return u + buffer * NT * 8 * kStride; }
   METHOD void next_buffer() { buffer = kBuffers - 1 - buffer; }
 
-  // What the product gave for four places of row block g.
-  METHOD void product(int g, int ranges, Real (&v)[4]) const {
-    const Real* from = z + b * kZStride + g * kPlaces + first_place();
-    load_four(from, v);
+  // Sums over all units of each sequence; every thread of the cluster must come here. Among the eight lanes that have a
+  // sequence's units first, then among the warps.
+  static METHOD Real over_lanes(Real v) {
 #pragma unroll
-    for (int range = 1; range < ranges; range++) {
-      Real part[4];
-      load_four(from + range * R * kZStride, part);
-      EACH_UNIT v[i] += part[i];
-    }
-  }
-  METHOD Real product_extra(int blocks, int d, int ranges) const {
-    const Real* from = z + b * kZStride + blocks * kPlaces + d;
-    Real v = from[0];
-#pragma unroll
-    for (int range = 1; range < ranges; range++) v += from[range * R * kZStride];
+    for (int distance = 4; distance < 32; distance *= 2) v += from_other_lane(v, distance);
     return v;
   }
-
-  METHOD void load_x(int s) {
-#pragma unroll
-    for (int k = 0; k < I; k++) x[k] = active(s) && s < (int)args.T ? x_at[(long)time(s) * step_x + k] : Real(0);
-  }
-
-  // The sum of each v[n] over all units of the sequence; every thread of the cluster must come here.
-  template <int N> METHOD void add_over_units(Real (&v)[N]) {
-    Real* to = totals + totals_buffer * (C * kEights * R * kSumWidth);
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-      for (int distance = 1; distance < 8; distance *= 2) v[n] += from_other_lane(v[n], distance);
-    if ((threadIdx.x & 7) == 0 && tau < kEights * 8) {
-      Real* place = to + ((cta * kEights + tau / 8) * R + b) * kSumWidth;
+  template <int N> METHOD void over_warps(Real (&v)[N], bool gives) {
+    Real* to = totals + totals_buffer * (C * W * 32 * kSumWidth);
+    Real* place = to + ((cta * W + warp) * 32 + lane) * kSumWidth;
+    if (gives)
 #pragma unroll
       for (int n = 0; n < N; n++) {
         if (C == 1) place[n] = v[n];
         else
           for (int rank = 0; rank < C; rank++) store_remote(place + n, rank, v[n]);
       }
-    }
     sync_published();
 #pragma unroll
     for (int n = 0; n < N; n++) v[n] = 0;
-    for (int k = 0; k < C * kEights; k++)
+    for (int k = 0; k < C * W; k++)
 #pragma unroll
-      for (int n = 0; n < N; n++) v[n] += to[(k * R + b) * kSumWidth + n];
+      for (int n = 0; n < N; n++) v[n] += to[(k * 32 + (gives ? lane : lane & 3)) * kSumWidth + n];
     totals_buffer ^= 1;
   }
-
-  // For delays that the eight lanes of a sequence have among them (d, and d + 8 if there are so many): the sum of each
-  // v[d] over all units comes to the lane of d. Every thread of the cluster must come here.
-  METHOD void add_to_owners(Real (&v)[kDelays], Real (&own)[kSlots]) {
-    const int lane = threadIdx.x & 7;
+  template <int N> METHOD void add_over_units(Real (&v)[N][kRows]) {
+    Real flat[N * kRows];
 #pragma unroll
-    for (int slot = 0; slot < kSlots; slot++) {
-      Real part[8];
+    for (int n = 0; n < N * kRows; n++) flat[n] = over_lanes(v[n / kRows][n % kRows]);
+    over_warps(flat, lane < 4);
 #pragma unroll
-      for (int n = 0; n < 8; n++) part[n] = slot * 8 + n < D ? v[slot * 8 + n] : Real(0);
+    for (int n = 0; n < N * kRows; n++) v[n / kRows][n % kRows] = from_lane(flat[n], lane & 3);
+  }
+  // ... for the delays, each to the lane that has it.
+  METHOD void add_to_owners(Real (&v)[kDelays][kRows], Real (&own)[kSlots][kRows]) {
+    const int mine = lane >> 2;
+    Real flat[kSlots * kRows];
 #pragma unroll
-      for (int width = 4; width > 0; width /= 2)  // halve the delays that a lane has, and the lanes that have them
+    for (int slot = 0; slot < kSlots; slot++)
+      EACH_ROW {
+        Real part[8];
 #pragma unroll
-        for (int n = 0; n < width; n++) {
-          const bool upper = lane & width;
-          const Real given = upper ? part[n] : part[n + width], kept = upper ? part[n + width] : part[n];
-          part[n] = kept + from_other_lane(given, width);
-        }
-      own[slot] = part[0];
-    }
-    Real* to = totals + totals_buffer * (C * kEights * R * kSumWidth);
-    if (tau < kEights * 8) {
-      Real* place = to + ((cta * kEights + tau / 8) * R + b) * kSumWidth + lane;
+        for (int n = 0; n < 8; n++) part[n] = slot * 8 + n < D ? v[slot * 8 + n < D ? slot * 8 + n : 0][j] : Real(0);
 #pragma unroll
-      for (int slot = 0; slot < kSlots; slot++)
-        if (lane + slot * 8 < D) {
-          if (C == 1) place[slot * 8] = own[slot];
-          else
-            for (int rank = 0; rank < C; rank++) store_remote(place + slot * 8, rank, own[slot]);
-        }
-    }
-    sync_published();
+        for (int width = 4; width > 0; width /= 2)  // halve the delays that a lane has, and the lanes that have them
 #pragma unroll
-    for (int slot = 0; slot < kSlots; slot++) {
-      own[slot] = 0;
-      for (int k = 0; k < C * kEights; k++)
-        if (lane + slot * 8 < D) own[slot] += to[(k * R + b) * kSumWidth + lane + slot * 8];
-    }
-    totals_buffer ^= 1;
+          for (int n = 0; n < width; n++) {
+            const bool upper = mine & width;
+            const Real given = upper ? part[n] : part[n + width], kept = upper ? part[n + width] : part[n];
+            part[n] = kept + from_other_lane(given, width * 4);
+          }
+        flat[slot * kRows + j] = part[0];
+      }
+    over_warps(flat, true);
+#pragma unroll
+    for (int slot = 0; slot < kSlots; slot++) EACH_ROW own[slot][j] = flat[slot * kRows + j];
   }
   // The value of the lane that has delay d, to all eight.
-  METHOD Real from_owner(const Real (&own)[kSlots], int d) const {
-    return from_lane(own[d / 8], (int)(threadIdx.x & 24) + d % 8);
+  METHOD Real from_owner(const Real (&own)[kSlots][kRows], int d, int j) const {
+    return from_lane(own[d / 8][j], d % 8 * 4 + (lane & 3));
   }
 
   // Zoneout: units keep their previous value where a mask says so, or in evaluation in expectation.
+  METHOD bool kept(const uint8_t* mask, long trial, int s, int i) const {
+    return has(i) && is_active(s, i) && mask[e * trial + at(s, i, H)];
+  }
   METHOD Real keep(const uint8_t* mask, long trial, int s, int i, Real before, Real fresh) const {
-    if (kMasks)
-      return mask[e * trial + row * H + by_step(s) + unit(i)] ? before : fresh;
+    if (kMasks) return kept(mask, trial, s, i) ? before : fresh;
     if (kMixture) return Real(args.zoneout) * before + (1 - Real(args.zoneout)) * fresh;
     return fresh;
   }
   // ... and of a gradient, the share that goes to the previous value; the rest is for the new one.
   METHOD Real kept_share(const uint8_t* mask, long trial, int s, int i, Real& gradient) const {
-    Real kept = 0;
+    Real share = 0;
     if (kMasks) {
-      if (mask[e * trial + row * H + by_step(s) + unit(i)]) kept = gradient, gradient = 0;
+      if (kept(mask, trial, s, i)) share = gradient, gradient = 0;
     } else if (kMixture) {
-      kept = Real(args.zoneout) * gradient, gradient *= 1 - Real(args.zoneout);
+      share = Real(args.zoneout) * gradient, gradient *= 1 - Real(args.zoneout);
     }
-    return kept;
+    return share;
   }
-
   METHOD Real dropout(int i) const {
-    return kDropout ? args.dropout[e * args.dropout_trial + row * H + unit(i)] : Real(1);
+    return kDropout && has(i) ? args.dropout[e * args.dropout_trial + at(0, i, H)] : Real(1);
   }
 };

@@ -48,15 +48,9 @@ DEVICE unsigned remote(const void* pointer, int rank) {
 #endif
   return there;
 }
-DEVICE void store_remote(void* pointer, int rank, uint2 v) {
+DEVICE void store_remote(void* pointer, int rank, unsigned v) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("st.shared::cluster.v2.b32 [%0], {%1, %2};" ::"r"(remote(pointer, rank)), "r"(v.x), "r"(v.y) : "memory");
-#endif
-}
-DEVICE void store_remote(void* pointer, int rank, uint4 v) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(remote(pointer, rank)), "r"(v.x), "r"(v.y), "r"(v.z),
-               "r"(v.w) : "memory");
+  asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(remote(pointer, rank)), "r"(v) : "memory");
 #endif
 }
 DEVICE void store_remote(void* pointer, int rank, float v) {

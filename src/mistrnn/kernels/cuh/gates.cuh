@@ -1,267 +1,264 @@
 // What the cells share: the inputs' share of a gate, layer norm, the state forwards, its gradient backwards.
 //
 // A cell says which gates it has: `kGates` of H units each, whose parameters begin at row `gate_row(g)` of G in all, and
-// `kExtra` rows beside them (MIST's softmax) at row 0. Backwards it writes `kColumns` gradients of pre-activations a step.
+// `kExtra` rows beside them (MIST's softmax) at row 0. Backwards it writes gradients of `kGradients` kinds of
+// pre-activations, each from `gradient_column(g)` on. Its record of a step begins with `kSaved` vectors of its own, `kFresh`
+// among them is the new state before zoneout and `kState` the one after it (-1: not there); layer norm adds two for each
+// gate. `kPublishesAll`: the products read the last state even where a sequence begins afresh.
 #pragma once
 
 #include "kernels/cuh/product.cuh"
 
-constexpr int kG = PARAMETER_ROWS, kS = SAVED_SIZE, kColumns = GRADIENT_COLUMNS;
-constexpr int kKinds = 1 + kSumsX + kNorm;  // of sums: the bias, the only input, the gain
-constexpr int kTableRows = I + 1 + kNorm;   // weights of the inputs, bias, gain
+constexpr bool kSumsX = BACKWARD && kInline;  // the gradient of weight_ih is added up on the way
+constexpr int kKinds = 1 + kSumsX + kNorm;    // of sums: the bias, the only input, the gain
+constexpr int kTableRows = 1 + kInline + kNorm;  // bias, weight of the input, gain
 
 template <class Cell> struct Gates {
-  Real h[4];  // forwards the state before this step; backwards what a step sends to it beside the products
-  Real drop[4];
-  Real sum[Cell::kGradients][kKinds][4], sum_extra[2][kKinds];  // backwards
+  Values h;     // forwards the state before this step; backwards what a step sends to it beside the products
+  Values drop;
+  Real table[Cell::kGates][kTableRows][2 * TW], extra_table[kSlots][kTableRows];
+  Real sum[Cell::kGradients][kKinds][2 * TW], sum_extra[kSlots][kKinds];  // backwards, over all of the thread's sequences
+
+  static METHOD constexpr int unit_index(int i) { return i / (4 * NT) * 2 + i / 2 % 2; }
 
   METHOD void begin(Block& k) {
-    EACH_UNIT drop[i] = k.dropout(i);
-    // The table: for each gate its places by input, then the bias, then the gain.
     const Arguments& args = k.args;
-    for (int n = threadIdx.x; n < Cell::kGates * kPlaces + Cell::kExtra; n += W * 32) {
-      const int g = n / kPlaces, place = n % kPlaces, local = place / 4 + place % 4 * kQuarter;
-      const bool extra = n >= Cell::kGates * kPlaces;
-      const int unit = k.cta * kUnits + local;
-      const bool has = extra || (local < kUnits && unit < H);
-      const int row = extra ? n - Cell::kGates * kPlaces : Cell::gate_row(g) + unit;
-      for (int what = 0; what < kTableRows; what++) {
-        Real value = 0;
-        if (has && what < I) value = args.weight_ih[k.e * args.weight_ih_trial + (long)row * I + what];
-        if (has && what == I && kBias && (kNorm || !kProjected)) value = args.bias[k.e * args.bias_trial + row];
-        if (has && what > I) value = args.gain[k.e * args.gain_trial + row];
-        if (extra) k.table[Cell::kGates * kTableRows * kPlaces + row * kTableRows + what] = value;
-        else k.table[(g * kTableRows + what) * kPlaces + place] = value;
+    EACH_VALUE drop[i] = k.dropout(i);
+    auto fill = [&](Real(&to)[kTableRows], int row, bool exists) {
+      to[0] = exists && kBias && (kNorm || kInline) ? args.bias[k.e * args.bias_trial + row] : Real(0);
+      if (kInline) to[kInline] = exists ? args.weight_ih[k.e * args.weight_ih_trial + row] : Real(0);
+      if (kNorm) to[kTableRows - 1] = exists ? args.gain[k.e * args.gain_trial + row] : Real(0);
+    };
+#pragma unroll
+    for (int g = 0; g < Cell::kGates; g++)
+#pragma unroll
+      for (int n = 0; n < 2 * TW; n++) {
+        const int unit = k.unit + n / 2 * 16 + n % 2 * 8;
+        Real column[kTableRows];
+        fill(column, Cell::gate_row(g) + unit, unit < H);
+#pragma unroll
+        for (int what = 0; what < kTableRows; what++) table[g][what][n] = column[what];
       }
-    }
-  }
-
-  METHOD void table(Block& k, int g, int what, Real (&v)[4]) const {
-    load_four(k.table + (g * kTableRows + what) * kPlaces + (k.tau < kQuarter ? 4 * k.tau : 0), v);
-  }
-  METHOD const Real* extra_table(Block& k, int d) const {
-    return k.table + Cell::kGates * kTableRows * kPlaces + d * kTableRows;
+    if (Cell::kExtra > 0) EACH_SLOT fill(extra_table[slot], d, d < D);
   }
 
   // v += the input's share of gate g, with the bias unless it comes after the norm.
-  METHOD void add_input(Block& k, int s, int g, Real (&v)[4]) {
-    if (kProjected) {
-      const Real* from = k.args.projected + ((k.e * k.args.T + k.time(s)) * k.args.B + k.row) * kG + Cell::gate_row(g) + k.first_unit();
-      EACH_UNIT v[i] += k.active(s) ? from[k.next(i)] : Real(0);
-    } else {
-      Real weight[4];
-#pragma unroll
-      for (int n = 0; n < I; n++) {
-        table(k, g, n, weight);
-        EACH_UNIT v[i] += weight[i] * k.x[n];
+  METHOD void add_input(Block& k, int s, int g, Values& v) {
+    if (kInline) {
+      EACH_VALUE {
+        v[i] += table[g][kInline][unit_index(i)] * k.x[row_of(i)];
+        if (!kNorm) v[i] += table[g][0][unit_index(i)];
       }
-      if (kNorm || !kBias) return;
-      table(k, g, I, weight);
-      EACH_UNIT v[i] += weight[i];
+    } else {
+      const Real* from = k.args.projected + k.e * k.args.T * k.args.B * kG + Cell::gate_row(g);
+      EACH_VALUE if (k.has(i) && k.is_active(s, i)) v[i] += from[k.at_time(s, i, kG)];
     }
   }
-  METHOD Real extra_input(Block& k, int s, int d) {
-    if (kProjected) return k.active(s) ? k.args.projected[((k.e * k.args.T + k.time(s)) * k.args.B + k.row) * kG + d] : Real(0);
-    Real v = kNorm || !kBias ? Real(0) : extra_table(k, d)[I];
-#pragma unroll
-    for (int n = 0; n < I; n++) v += extra_table(k, d)[n] * k.x[n];
-    return v;
+  METHOD Real extra_input(Block& k, int s, int slot, int d, int j) {
+    if (kInline) return extra_table[slot][kInline] * k.x[j] + (kNorm ? Real(0) : extra_table[slot][0]);
+    if (!k.in_batch(j) || !k.active(s, j)) return 0;
+    return k.args.projected[((k.e * k.args.T + k.time(s, j)) * k.args.B + k.row + sequence_of(j)) * kG + d];
   }
 
-  // Layer norm over the units of gate g, or of each group of it: norm(v) * gain + bias. What the backward pass needs is
-  // saved behind the cell's own: the normalised values by parameter row, and a scale for every block of rows.
-  static constexpr int kNormed = kS - kG - Cell::kBlocks, kScales = kS - Cell::kBlocks;
+  // Layer norm over the units of gate g, or of each group of it: norm(v) * gain + bias.
   static constexpr int kGroups = Cell::kGroups, kGroupUnits = H / Cell::kGroups;
   METHOD bool in_group(Block& k, int i, int n) const {
-    return k.has(i) && (kGroups == 1 || k.unit(i) / kGroupUnits == n);
+    return k.has(i) && (kGroups == 1 || (k.unit + unit_of(i)) / kGroupUnits == n);
   }
+  METHOD Real* normed(Block& k, int s, int g) const { return k.record(s, Cell::kSaved + 2 * g); }
+  METHOD Real* scales(Block& k, int s, int g) const { return k.record(s, Cell::kSaved + 2 * g + 1); }
 
-  METHOD void norm(Block& k, int s, int g, Real (&v)[4]) {
+  METHOD void norm(Block& k, int s, int g, Values& v) {
     if (!kNorm) return;
-    Real mean[kGroups], square[kGroups], gain[4], bias[4];
+    Real mean[kGroups][kRows], square[kGroups][kRows];
+    Values scale;
 #pragma unroll
     for (int n = 0; n < kGroups; n++) {
-      mean[n] = square[n] = 0;
-      EACH_UNIT if (in_group(k, i, n)) mean[n] += v[i];
+      EACH_ROW mean[n][j] = square[n][j] = 0;
+      EACH_VALUE if (in_group(k, i, n)) mean[n][row_of(i)] += v[i];
     }
     k.add_over_units(mean);
 #pragma unroll
     for (int n = 0; n < kGroups; n++)
-      EACH_UNIT if (in_group(k, i, n)) {
-        v[i] -= mean[n] / kGroupUnits;
-        square[n] += v[i] * v[i];
+      EACH_VALUE if (in_group(k, i, n)) {
+        v[i] -= mean[n][row_of(i)] / kGroupUnits;
+        square[n][row_of(i)] += v[i] * v[i];
       }
     k.add_over_units(square);
-    Real* saved = k.saved(s);
-    const bool save = kSave && k.active(s);
-    table(k, g, I + 1, gain), table(k, g, I, bias);
+    EACH_VALUE scale[i] = 0;
 #pragma unroll
-    for (int n = 0; n < kGroups; n++) {
-      const Real scale = 1 / sqrt(square[n] / kGroupUnits + Real(1e-5));
-      EACH_UNIT if (in_group(k, i, n)) {
-        v[i] *= scale;
-        if (save) saved[kNormed + Cell::gate_row(g) + k.unit(i)] = v[i];
-        v[i] = v[i] * gain[i] + bias[i];
-      }
-      if (save && k.cta == 0 && k.tau == 0 && k.in_batch) saved[kScales + Cell::norm_block(g) + n] = scale;
-    }
+    for (int n = 0; n < kGroups; n++)
+      EACH_VALUE if (in_group(k, i, n)) scale[i] = 1 / sqrt(square[n][row_of(i)] / kGroupUnits + Real(1e-5));
+    EACH_VALUE v[i] *= scale[i];
+    if (kSave) store_all(normed(k, s, g), v), store_all(scales(k, s, g), scale);
+    EACH_VALUE v[i] = v[i] * table[g][kTableRows - 1][unit_index(i)] + table[g][0][unit_index(i)];
   }
   // From the gradient of its result to that of what went in; adds up the gradients of gain and bias.
-  METHOD void norm_backward(Block& k, int s, int g, Real (&v)[4]) {
+  METHOD void norm_backward(Block& k, int s, int g, Values& v) {
     if (!kNorm) return;
-    const Real* saved = k.saved(s);
-    const bool active = k.active(s);
-    Real normed[4], gain[4], both[2 * kGroups];
-    table(k, g, I + 1, gain);
+    Real both[2 * kGroups][kRows];
+    Values hat, scale;
+    load_all(normed(k, s, g), hat), load_all(scales(k, s, g), scale);
 #pragma unroll
-    for (int n = 0; n < 2 * kGroups; n++) both[n] = 0;
-    EACH_UNIT {
-      normed[i] = active ? saved[kNormed + Cell::gate_row(g) + k.unit(i)] : Real(0);
-      sum[g][0][i] += v[i];
-      sum[g][kKinds - 1][i] += v[i] * normed[i];
-      v[i] *= gain[i];
+    for (int n = 0; n < 2 * kGroups; n++) EACH_ROW both[n][j] = 0;
+    EACH_VALUE {
+      if (!k.has(i) || !k.is_active(s, i)) v[i] = hat[i] = scale[i] = 0;
+      sum[g][0][unit_index(i)] += v[i];
+      sum[g][kKinds - 1][unit_index(i)] += v[i] * hat[i];
+      v[i] *= table[g][kTableRows - 1][unit_index(i)];
 #pragma unroll
       for (int n = 0; n < kGroups; n++)
-        if (in_group(k, i, n)) both[2 * n] += v[i], both[2 * n + 1] += v[i] * normed[i];
+        if (in_group(k, i, n)) both[2 * n][row_of(i)] += v[i], both[2 * n + 1][row_of(i)] += v[i] * hat[i];
     }
     k.add_over_units(both);
 #pragma unroll
-    for (int n = 0; n < kGroups; n++) {
-      const Real scale = active ? saved[kScales + Cell::norm_block(g) + n] : Real(0);
-      EACH_UNIT if (in_group(k, i, n))
-        v[i] = scale * (v[i] - both[2 * n] / kGroupUnits - normed[i] * both[2 * n + 1] / kGroupUnits);
-    }
+    for (int n = 0; n < kGroups; n++)
+      EACH_VALUE if (in_group(k, i, n))
+        v[i] = scale[i] * (v[i] - both[2 * n][row_of(i)] / kGroupUnits - hat[i] * both[2 * n + 1][row_of(i)] / kGroupUnits);
   }
 
-  // The state before the first step, and what the products read of it.
+  // The state before the first step, as it is handed over, and what the products read of it.
   METHOD void begin_forward(Block& k) {
-    k.past(k.length > 0 ? 0 : k.length, 1, h);
+    k.load_state(k.args.initial_h, k.args.initial_h_trial, M - 1, h);
+    EACH_VALUE if (k.end(row_of(i)) > 0 && !k.sees(0, 1, row_of(i))) h[i] = 0;
     publish_state(k);
   }
   METHOD void publish_state(Block& k) {
-    Real read[4];
-    EACH_UNIT read[i] = kDropout ? h[i] * drop[i] : h[i];
+    Values read;
+    EACH_VALUE read[i] = kDropout ? h[i] * drop[i] : h[i];
     k.publish(0, read);
   }
   // Write the new state, and make it the one before the next step.
-  METHOD void new_state(Block& k, int s, Real (&fresh)[4]) {
-    const bool active = k.active(s);
-    if (kSave && kMixture && Cell::kSavesFresh && active) k.store(k.saved(s) + Cell::kSaved + k.first_unit(), fresh);
-    EACH_UNIT {
+  METHOD void new_state(Block& k, int s, Values& fresh) {
+    if (kSave && Cell::kFresh >= 0) store_all(k.record(s, Cell::kFresh), fresh);
+    Real* to = k.args.output + k.e * k.args.T * k.args.B * H;
+    EACH_VALUE {
       h[i] = k.keep(k.args.keep_h, k.args.keep_h_trial, s, i, h[i], fresh[i]);
-      if (!active) h[i] = 0;
+      if (!k.is_active(s, i)) h[i] = 0;
+      if (k.has(i)) to[k.at_time(s, i, H)] = h[i];
+      else if (!kAllUnits) h[i] = 0;
     }
-    k.store((Real*)k.output_at + k.by_time(s), h);
-    if (kReset && s + 1 < k.length && !k.sees(s + 1, 1)) EACH_UNIT h[i] = 0;
+    if (Cell::kState >= 0) store_all(k.record(s, Cell::kState), h);
+    if (!Cell::kPublishesAll) hide(k, s + 1, h);
     publish_state(k);
   }
+  static constexpr bool kAllUnits = C * kUnits == H;
+  // Zeros where step s begins afresh.
+  METHOD void hide(Block& k, int s, Values& v) const {
+    if (kReset) EACH_VALUE if (s < k.end(row_of(i)) && !k.sees(s, 1, row_of(i))) v[i] = 0;
+  }
   METHOD void finish_forward(Block& k) {
+    const Real* from = k.args.output + k.e * k.args.T * k.args.B * H;
     for (int m = 0; m < M; m++) {
-      Real value[4];
-      k.past(k.length, M - m, value);
-      k.store(k.args.final_h + k.in_state(m, (long)M * k.step_h), value);
+      Values value;
+      EACH_VALUE {
+        const int j = row_of(i), s = k.end(j) - (M - m);
+        value[i] = 0;
+        if (k.has(i) && k.sees(k.end(j), M - m, j))
+          value[i] = s >= 0 ? from[k.at_time(s, i, H)] : k.args.initial_h[k.e * k.args.initial_h_trial + k.at(M + s, i, H)];
+      }
+      k.store_state(k.args.final_h, M, m, value);
     }
   }
-
-  // Backwards.
-  const Real* outer_at;  // this thread's place in d_output
-  Real* gradient_at;     // ... and in dz
-  int step_outer, step_gradient;
 
   METHOD void begin_backward(Block& k) {
-    const Arguments& args = k.args;
-#pragma unroll
-    for (int kind = 0; kind < kKinds; kind++) {
-#pragma unroll
-      for (int g = 0; g < Cell::kGradients; g++) EACH_UNIT sum[g][kind][i] = 0;
-      sum_extra[0][kind] = sum_extra[1][kind] = 0;
-    }
-    EACH_UNIT h[i] = 0;
-    outer_at = args.d_output + k.e * args.d_output_trial + k.row * args.d_output_sequence + k.first_unit();
-    gradient_at = args.dz + (k.e * args.T * args.B + k.row) * kColumns;
-    step_outer = (int)args.d_output_time, step_gradient = (int)args.B * kColumns;
-  }
-  // What the output and the final state send to the state of step s.
-  METHOD void load_outer(Block& k, int s, Real (&dh)[4]) const {
-    EACH_UNIT dh[i] = 0;
-    if (k.args.d_output && s >= 0 && k.active(s)) k.load(outer_at + (long)k.time(s) * step_outer, dh);
-    const int back = k.length - s;
-    if (k.args.d_final_h && back <= M && back > 0 && k.sees(k.length, back)) {
-      const Real* from = k.args.d_final_h + k.in_state(M - back, k.args.d_final_h_trial);
-      EACH_UNIT dh[i] += from[k.next(i)];
-    }
-  }
-  // What the step after s sends to the state of step s: by the product of row block 0, and what it left in h.
-  METHOD void sent_back(Block& k, int s, int ranges, Real (&dh)[4]) {
-    const bool seen = s + 1 < k.length && k.sees(s + 1, 1);
-    k.product(0, ranges, dh);
-    EACH_UNIT {
-      if (kDropout) dh[i] *= drop[i];
-      dh[i] = seen ? dh[i] + h[i] : Real(0);
-      h[i] = 0;
-    }
-  }
-  // The new state as the backward pass needs it: before zoneout.
-  METHOD void fresh_again(Block& k, int s, Real (&fresh)[4]) const {
-    EACH_UNIT fresh[i] = 0;
-    if (k.active(s)) k.load(kMixture ? k.saved(s) + Cell::kSaved + k.first_unit() : k.output_at + k.by_time(s), fresh);
-  }
-  METHOD void split_kept(Block& k, int s, Real (&dh)[4]) {
-    if (kMasks || kMixture) EACH_UNIT h[i] += k.kept_share(k.args.keep_h, k.args.keep_h_trial, s, i, dh[i]);
-  }
-  // Write the gradient of a gate's pre-activations, and add up what it gives to bias and input weights.
-  METHOD void gradient(Block& k, int s, int g, Real (&v)[4]) {
-    EACH_UNIT {
-      if (!k.active(s)) v[i] = 0;
-      if (!kNorm) sum[g][0][i] += v[i];
-      if (kSumsX) sum[g][kSumsX][i] += v[i] * k.x[0];
-    }
-    k.store(gradient_at + (long)s * step_gradient + Cell::gradient_column(g) + k.first_unit(), v);
-  }
-  METHOD void extra_gradient(Block& k, int s, int slot, int d, Real v) {
-    if (k.cta == 0) gradient_at[(long)s * step_gradient + d] = v;
-    if (!kNorm) sum_extra[slot][0] += v;
-    if (kSumsX) sum_extra[slot][kSumsX] += v * k.x[0];
-  }
-  METHOD void finish_sums(Block& k) const {
-    Real* to = k.args.sums + (k.e * k.args.B + k.row) * kKinds * kColumns;
 #pragma unroll
     for (int kind = 0; kind < kKinds; kind++) {
 #pragma unroll
       for (int g = 0; g < Cell::kGradients; g++)
-        k.store(to + kind * kColumns + Cell::gradient_column(g) + k.first_unit(), sum[g][kind]);
-      if (Cell::kExtra > 0 && k.cta == 0 && k.owns_extra())
 #pragma unroll
-        for (int slot = 0; slot < kSlots; slot++)
-          if (k.tau + slot * 8 < D) to[kind * kColumns + k.tau + slot * 8] = sum_extra[slot][kind];
+        for (int n = 0; n < 2 * TW; n++) sum[g][kind][n] = 0;
+      EACH_SLOT sum_extra[slot][kind] = 0;
+    }
+    EACH_VALUE h[i] = 0;
+  }
+  // What the output and the final state send to the state of step s.
+  METHOD void load_outer(Block& k, int s, Values& dh) const {
+    const Arguments& args = k.args;
+    EACH_VALUE dh[i] = 0;
+    if (args.d_output && s >= 0)
+      EACH_VALUE if (k.has(i) && k.is_active(s, i))
+        dh[i] = args.d_output[k.e * args.d_output_trial + k.time(s, row_of(i)) * args.d_output_time +
+                              (k.row + sequence_of(row_of(i))) * args.d_output_sequence + k.unit + unit_of(i)];
+    if (args.d_final_h)
+      EACH_VALUE {
+        const int j = row_of(i), back = k.end(j) - s;
+        if (back <= M && back > 0 && k.has(i) && k.sees(k.end(j), back, j))
+          dh[i] += args.d_final_h[k.e * args.d_final_h_trial + k.at(M - back, i, H)];
+      }
+  }
+  // dh: what the step after s sends to the state of step s, by its product (already in dh) and by what it left in h.
+  METHOD void sent_back(Block& k, int s, Values& dh) {
+    EACH_VALUE {
+      const int j = row_of(i);
+      if (kDropout) dh[i] *= drop[i];
+      dh[i] = s + 1 < k.end(j) && k.sees(s + 1, 1, j) ? dh[i] + h[i] : Real(0);
+      h[i] = 0;
     }
   }
+  METHOD void split_kept(Block& k, int s, Values& dh) {
+    if (kMasks || kMixture) EACH_VALUE h[i] += k.kept_share(k.args.keep_h, k.args.keep_h_trial, s, i, dh[i]);
+  }
+  // Write the gradient of a gate's pre-activations, and add up what it gives to bias and input weights.
+  METHOD void gradient(Block& k, int s, int g, Values& v) {
+    Real* to = k.args.dz + k.e * k.args.T * k.args.B * kColumnStride + Cell::gradient_column(g);
+    EACH_VALUE {
+      if (!k.is_active(s, i) || !(kAllUnits || k.has(i))) v[i] = 0;
+      if (!kNorm) sum[g][0][unit_index(i)] += v[i];
+      if (kSumsX) sum[g][kSumsX][unit_index(i)] += v[i] * k.x[row_of(i)];
+      if (k.has(i)) to[k.at(s, i, kColumnStride)] = v[i];
+    }
+  }
+  // The sums over steps and over the sequences of this block, to the block's own place: [E, blocks, kinds, columns].
+  METHOD void finish_sums(Block& k) {
+    Real* to = k.args.sums + (k.e * (gridDim.x / C) + blockIdx.x / C) * kKinds * kColumns;
+#pragma unroll
+    for (int kind = 0; kind < kKinds; kind++) {
+#pragma unroll
+      for (int g = 0; g < Cell::kGradients; g++)
+#pragma unroll
+        for (int n = 0; n < 2 * TW; n++) {
+          const Real total = over_sequences(sum[g][kind][n]);
+          const int unit = k.unit + n / 2 * 16 + n % 2 * 8;
+          if ((k.lane & 3) == 0 && unit < H) to[kind * kColumns + Cell::gradient_column(g) + unit] = total;
+        }
+      if (Cell::kExtra > 0)
+        EACH_SLOT {
+          const Real total = over_sequences(sum_extra[slot][kind]);
+          if (k.cta == 0 && k.warp == 0 && (k.lane & 3) == 0 && d < D) to[kind * kColumns + d] = total;
+        }
+    }
+  }
+  static METHOD Real over_sequences(Real v) {
+    v += from_other_lane(v, 1);
+    return v + from_other_lane(v, 2);
+  }
   // The gradient of the state before the first step, of a cell that reads only one.
-  METHOD void finish_backward(Block& k, int ranges) {
-    Real dh[4], outer[4];
-    sent_back(k, -1, ranges, dh);
+  METHOD void finish_backward(Block& k, Values& dh) {
+    Values outer;
+    sent_back(k, -1, dh);
     load_outer(k, -1, outer);
-    EACH_UNIT dh[i] += outer[i];
-    if (k.args.d_initial_h) k.store(k.args.d_initial_h + k.in_state(0, k.step_h), dh);
+    EACH_VALUE dh[i] += outer[i];
+    if (k.args.d_initial_h) k.store_state(k.args.d_initial_h, 1, 0, dh);
   }
 };
 
-// Where the weights of a product stand: its rows are places of this block's units in `gate` after gate, its columns those
-// of all units; backwards the other way round.
-DEVICE int own_unit(int cta, int place) {
-  const int local = place / 4 + place % 4 * kQuarter, unit = cta * kUnits + local;
-  return local < kUnits && unit < H ? unit : -1;
+// Which unit a place of u belongs to, or -1.
+DEVICE int unit_at(int place) {
+  const int unit = place / 16 * 16 + place % 2 * 8 + place % 16 / 2;
+  return unit < H ? unit : -1;
 }
-DEVICE int any_unit(int place) { return own_unit(place / kPlaces, place % kPlaces); }
-
 DEVICE Real element(const Arguments& args, long e, int row, int column, int columns) {
   return row < 0 || column < 0 ? Real(0) : args.weight_hh[e * args.weight_hh_trial + (long)row * columns + column];
 }
-template <class Cell> DEVICE Real gate_weight(const Arguments& args, long e, int cta, int row, int k) {
+// The weights of a product over gates: forwards a row block is a gate of the block's own units, which read all units;
+// backwards its own units, which all units of gate after gate read.
+template <class Cell> DEVICE Real gate_weight(const Arguments& args, long e, int cta, int block, int local, int k) {
+  const int own = cta * kUnits + local < H ? cta * kUnits + local : -1, other = unit_at(k % (C * kUnits));
+  if (own < 0 || other < 0) return 0;
 #if BACKWARD
-  const int unit = any_unit(k % (C * kPlaces)), column = own_unit(cta, row), g = k / (C * kPlaces);
+  return element(args, e, Cell::gate_row(k / (C * kUnits)) + other, own, H);
 #else
-  const int unit = own_unit(cta, row % kPlaces), column = any_unit(k), g = row / kPlaces;
+  return element(args, e, Cell::gate_row(block) + own, other, H);
 #endif
-  return element(args, e, unit < 0 ? -1 : Cell::gate_row(g) + unit, column, H);
 }

@@ -1,19 +1,17 @@
 // The one loop over time of every fused GPU form, forwards and backwards, with the cell plugged in.
 //
-// A step is one product or two (PHASES), each followed (forwards) or preceded (backwards) by what the cell computes from
-// numbers of its own; warps that have no units of their own help with the products only. Blocks never wait for blocks of other sequences.
+// A step is one product or two (PHASES), each followed by what the cell makes of it. Blocks never wait for blocks of other
+// sequences.
 #pragma once
 
 #include "kernels/cuh/gates.cuh"
 
-template <int PHASE, class S> DEVICE void multiply(Block& k, const Weights<S>& weights) {
-#if PARTS == 0
-  plain_product<PHASE>(k.args, k.e, k.cta, k.published(), k.z);
-#else
-  product(weights, k.published(), k.z);
-#endif
+// When everybody has published what the product reads: its result is there for the thread that called. What is published
+// next goes to another buffer, because others may still read this one; the barrier after that frees it.
+template <int PHASE, class S> DEVICE void multiply(Block& k, const Weights<S>& weights, Real (&z)[S::kTall][kValues]) {
+  k.sync_published();
+  product<PHASE>(k, weights, z);
   k.next_buffer();
-  sync_block();
 }
 
 template <class Cell> DEVICE void run_cell(const Arguments& args) {
@@ -21,6 +19,7 @@ template <class Cell> DEVICE void run_cell(const Arguments& args) {
   Cell cell;
   Weights<Shape0> weights_0;
   Weights<Shape1> weights_1;
+  Real z_0[Shape0::kTall][kValues], z_1[Shape1::kTall][kValues];
   uint4* room = (uint4*)(shared_memory() + TILES_AT);
   const uint4* packed = args.packed + (k.e * C + k.cta) * kTiles * P * 32;
   weights_0.begin(packed, room);
@@ -29,32 +28,29 @@ template <class Cell> DEVICE void run_cell(const Arguments& args) {
   k.sync_published();  // everyone's memory is as it must be before others write to it
   const int steps = (int)args.T;
 #if BACKWARD
+  EACH_VALUE z_0[0][i] = z_1[0][i] = 0;
   cell.begin_backward(k);
   for (int s = steps - 1; s >= 0; s--) {
-    if (k.in_cell || kNorm) cell.template backward<0>(k, s);
-    k.sync_published();
-    multiply<0>(k, weights_0);
+    cell.template backward<0>(k, s, PHASES > 1 ? z_1 : z_0);
+    multiply<0>(k, weights_0, z_0);
     if (PHASES > 1) {
-      cell.template backward<PHASES - 1>(k, s);
-      k.sync_published();
-      multiply<PHASES - 1>(k, weights_1);
+      cell.template backward<PHASES - 1>(k, s, z_0);
+      multiply<PHASES - 1>(k, weights_1, z_1);
     }
   }
   cell.finish_sums(k);
-  cell.finish(k);
+  cell.finish(k, PHASES > 1 ? z_1 : z_0);
 #else
   cell.begin_forward(k);
   for (int s = cell.first_step(k); s < steps; s++) {
-    k.sync_published();
-    multiply<0>(k, weights_0);
-    if (k.in_cell || kNorm) cell.template forward<0>(k, s);
+    multiply<0>(k, weights_0, z_0);
+    cell.template forward<0>(k, s, z_0);
     if (PHASES > 1) {
-      k.sync_published();
-      multiply<PHASES - 1>(k, weights_1);
-      if (k.in_cell || kNorm) cell.template forward<PHASES - 1>(k, s);
+      multiply<PHASES - 1>(k, weights_1, z_1);
+      cell.template forward<PHASES - 1>(k, s, z_1);
     }
   }
-  cell.finish(k);
+  cell.finish(k, z_0);
 #endif
   if (C > 1) sync_cluster();  // nobody leaves while others may write to its memory
 }

@@ -6,71 +6,72 @@
 #include "kernels/cuh/recurrence.cuh"
 
 struct ClockworkGates {
-  static constexpr int kGates = 1, kGradients = 1, kExtra = 0, kGroups = kNorm ? D : 1, kBlocks = D, kSaved = 0;
-  static constexpr bool kSavesFresh = true;
+  static constexpr int kGates = 1, kGradients = 1, kExtra = 0, kGroups = kNorm ? D : 1;
+  static constexpr int kSaved = 1, kFresh = 0, kState = -1;  // the record: the new state
+  static constexpr bool kPublishesAll = false;
   static METHOD constexpr int gate_row(int) { return 0; }
   static METHOD constexpr int gradient_column(int) { return 0; }
-  static METHOD constexpr int norm_block(int) { return 0; }
-  static METHOD int period(int unit) {
-    int found = 1;
-    EACH_DELAY if (unit / (H / D) == d) found = delay(d);
-    return found;
-  }
 };
 
-struct Clockwork : Gates<ClockworkGates>, ClockworkGates {
-  long start;  // the sequence's clock at the first step
-  int periods[4];
+DEVICE int period(int unit) {
+  int found = 1;
+  EACH_DELAY if (unit / (H / D) == d) found = delay(d);
+  return found;
+}
+
+struct Clockwork : Gates<ClockworkGates> {
+  long start[kRows];  // each sequence's clock at the first step
+  int periods[2 * TW];
 
   METHOD void begin(Block& k) {
     Gates<ClockworkGates>::begin(k);
-    start = k.args.clock[k.e * k.args.clock_trial + k.row];
-    EACH_UNIT periods[i] = period(k.unit(i));
+    EACH_ROW start[j] = k.in_batch(j) ? k.args.clock[k.e * k.args.clock_trial + k.row + sequence_of(j)] : 0;
+    EACH_VALUE periods[unit_index(i)] = period(k.unit + unit_of(i));
   }
   METHOD int first_step(Block& k) { return k.load_x(0), 0; }
-  METHOD bool ticks(Block& k, int s, int i) const {
-    long clock = start + s;
-    if (kReset && k.active(s) && k.origin(s) >= 0) clock = s - k.origin(s);
-    return clock % periods[i] == 0;
+  METHOD unsigned clock(Block& k, int s, int j) const {
+    if (kReset && k.active(s, j) && k.origin(s, j) >= 0) return s - k.origin(s, j);
+    return (unsigned)(start[j] + s);
   }
+  METHOD bool ticks(unsigned clock, int i) const { return clock % (unsigned)periods[unit_index(i)] == 0; }
 
-  template <int PHASE> METHOD void forward(Block& k, int s) {
-    Real v[4];
-    k.product(0, Shape0::KS, v);
+  template <int PHASE> METHOD void forward(Block& k, int s, Real (&z)[1][kValues]) {
+    Values& v = z[0];
+    unsigned clocks[kRows];
+    EACH_ROW clocks[j] = clock(k, s, j);
     add_input(k, s, 0, v);
     norm(k, s, 0, v);
-    EACH_UNIT v[i] = ticks(k, s, i) ? tanh_of(v[i]) : h[i];  // (1) (2)
+    EACH_VALUE v[i] = ticks(clocks[row_of(i)], i) ? tanh_of(v[i]) : h[i];  // (1) (2)
     new_state(k, s, v);
     k.load_x(s + 1);
   }
-  METHOD void finish(Block& k) {
-#if BACKWARD
-    finish_backward(k, Shape0::KS);
-#else
-    finish_forward(k);
-#endif
+  METHOD void finish(Block& k, Real (&z)[1][kValues]) {
+    if (BACKWARD) finish_backward(k, z[0]);
+    else finish_forward(k);
   }
 
-  Real state[4], outer[4];  // read one step ahead
+  Values state, outer;  // read one step ahead
 
   METHOD void load(Block& k, int s) {
     if (s < 0) return;
-    fresh_again(k, s, state);
+    load_all(k.record(s, 0), state);
     load_outer(k, s, outer);
+    k.load_x(s);
   }
   METHOD void begin_backward(Block& k) {
     Gates<ClockworkGates>::begin_backward(k);
     load(k, (int)k.args.T - 1);
   }
-  template <int PHASE> METHOD void backward(Block& k, int s) {
-    Real dh[4];
-    if (kSumsX) k.load_x(s);
-    sent_back(k, s, Shape0::KS, dh);
-    EACH_UNIT dh[i] += outer[i];
+  template <int PHASE> METHOD void backward(Block& k, int s, Real (&z)[1][kValues]) {
+    Values& dh = z[0];
+    unsigned clocks[kRows];
+    EACH_ROW clocks[j] = clock(k, s, j);
+    sent_back(k, s, dh);
+    EACH_VALUE dh[i] += outer[i];
     split_kept(k, s, dh);
-    EACH_UNIT {
-      const bool ticked = ticks(k, s, i);
-      if (!ticked) h[i] += dh[i];                                // (2')
+    EACH_VALUE {
+      const bool ticked = ticks(clocks[row_of(i)], i);
+      if (!ticked) h[i] += dh[i];                                    // (2')
       dh[i] = ticked ? dh[i] * (1 - state[i] * state[i]) : Real(0);  // (1')
     }
     norm_backward(k, s, 0, dh);
@@ -80,12 +81,8 @@ struct Clockwork : Gates<ClockworkGates>, ClockworkGates {
   }
 };
 
-template <int PHASE> DEVICE Real weight_at(const Arguments& args, long e, int cta, int row, int k) {
-#if BACKWARD
-  const int to = any_unit(k), from = own_unit(cta, row);
-#else
-  const int to = own_unit(cta, row), from = any_unit(k);
-#endif
-  if (to < 0 || from < 0 || ClockworkGates::period(to) > ClockworkGates::period(from)) return 0;  // severed
-  return element(args, e, to, from, H);
+template <int PHASE> DEVICE Real weight_at(const Arguments& args, long e, int cta, int block, int local, int k) {
+  const int own = cta * kUnits + local, other = unit_at(k);
+  if (own >= H || other < 0 || period(BACKWARD ? other : own) > period(BACKWARD ? own : other)) return 0;  // severed
+  return gate_weight<ClockworkGates>(args, e, cta, block, local, k);
 }

@@ -1,254 +1,278 @@
 // The fused GPU form of MIST; equation numbers as in reference.py, primed in the backward pass.
 //
-// Saved for the backward pass: a_t [D] and r_t [H]. The mixed history is computed again from the states.
+// The record of a step holds its state, and for the backward pass r; a_t lies in the stream of the delays. The mixed history
+// is computed again from the states.
 #pragma once
 
 #include "kernels/cuh/recurrence.cuh"
 
 struct MistGates {
-  static constexpr int kGates = 2, kGradients = 2, kExtra = D, kGroups = 1, kBlocks = 3, kSaved = D + H;
-  static constexpr bool kSavesFresh = true;
-  enum { kR, kH };
+  static constexpr int kGates = 2, kGradients = 2, kExtra = D, kGroups = 1;
+  static constexpr int kState = 0, kFresh = kMixture ? 2 : -1, kSaved = kMixture ? 3 : 2;  // the record: h, r, the new state
+  static constexpr bool kPublishesAll = false;
   static METHOD constexpr int gate_row(int g) { return D + g * H; }
   static METHOD constexpr int gradient_column(int g) { return D + g * H; }
-  static METHOD constexpr int norm_block(int g) { return 1 + g; }
 };
 
-struct Mist : Gates<MistGates>, MistGates {
-  Real history[D][4];  // the states that step s mixes, read one step ahead
-  Real a[kSlots];      // the mixture weights of step s that are this lane's (see Block::add_to_owners)
+struct Mist : Gates<MistGates> {
+  enum { kR, kH };
+  typedef Real Weights_[kSlots][kRows];  // of the delays that are this lane's
+
+  Values history[D];  // the states that step s mixes, read one step ahead
+  Weights_ a;
 
   METHOD void load_history(Block& k, int s) {
-    EACH_DELAY if (BACKWARD || delay(d) != 1) k.past(s, delay(d), history[d]);
+    EACH_DELAY {
+      if (!BACKWARD && delay(d) == 1) continue;
+      load_all(k.record(s - delay(d), 0), history[d]);
+      if (kReset) EACH_VALUE if (k.is_active(s, i) && !k.sees(s, delay(d), row_of(i))) history[d][i] = 0;
+    }
+  }
+  METHOD void begin_forward(Block& k) {
+    for (int m = 0; m < M; m++) {
+      Values before;
+      k.load_state(k.args.initial_h, k.args.initial_h_trial, m, before);
+      store_all(k.record(m - M, 0), before);
+    }
+    Gates<MistGates>::begin_forward(k);
   }
   METHOD int first_step(Block& k) {
     k.load_x(0);
-    if (kPrefetch && k.length > 0) load_history(k, 0);
+    if (kPrefetch && k.args.T > 0) load_history(k, 0);
     return 0;
   }
-#define EACH_SLOT _Pragma("unroll") for (int slot = 0, d = threadIdx.x & 7; slot < kSlots; slot++, d += 8)
-
-  static METHOD Real over_lanes(Real v) {  // the sum over the eight lanes of a sequence
-#pragma unroll
-    for (int distance = 1; distance < 8; distance *= 2) v += from_other_lane(v, distance);
-    return v;
+  METHOD void store_extra(Block& k, int s, int part, const Weights_& v) const {
+    if (k.warp == 0 && k.cta == 0)
+      EACH_SLOT EACH_ROW k.extra_record(s, part)[slot * kRows + j] = v[slot][j];
   }
-  METHOD void norm_extra(Block& k, int s, Real (&v)[kSlots]) {
+  METHOD void load_extra(Block& k, int s, int part, Weights_& v) const {
+    EACH_SLOT EACH_ROW v[slot][j] = k.extra_record(s, part)[slot * kRows + j];
+  }
+
+  METHOD void norm_extra(Block& k, int s, Weights_& v) {
     if (!kNorm) return;
-    Real mean = 0, square = 0;
-    EACH_SLOT if (d < D) mean += v[slot];
-    mean = over_lanes(mean) / D;
-    EACH_SLOT if (d < D) v[slot] -= mean, square += v[slot] * v[slot];
-    const Real scale = 1 / sqrt(over_lanes(square) / D + Real(1e-5));
-    const bool save = kSave && k.active(s) && k.owns_extra() && k.cta == 0;
-    if (save && k.tau == 0) k.saved(s)[kScales] = scale;
-    EACH_SLOT if (d < D) {
-      v[slot] *= scale;
-      if (save) k.saved(s)[kNormed + d] = v[slot];
-      v[slot] = v[slot] * extra_table(k, d)[I + 1] + extra_table(k, d)[I];
+    Weights_ scale;
+    EACH_ROW {
+      Real mean = 0, square = 0;
+      EACH_SLOT if (d < D) mean += v[slot][j];
+      mean = Block::over_lanes(mean) / D;
+      EACH_SLOT if (d < D) v[slot][j] -= mean, square += v[slot][j] * v[slot][j];
+      square = Block::over_lanes(square);
+      EACH_SLOT scale[slot][j] = 1 / sqrt(square / D + Real(1e-5)), v[slot][j] *= scale[slot][j];
     }
+    if (kSave) store_extra(k, s, 1, v), store_extra(k, s, 2, scale);
+    EACH_ROW EACH_SLOT if (d < D) v[slot][j] = v[slot][j] * extra_table[slot][kTableRows - 1] + extra_table[slot][0];
   }
 
-  template <int PHASE> METHOD void forward(Block& k, int s) {
-    if (PHASE == 0) mix(k, s);
-    else renew(k, s);
+  template <int PHASE> METHOD void forward(Block& k, int s, Real (&z)[2 - PHASE][kValues]) {
+    if constexpr (PHASE == 0) mix(k, s, z[0], z[1]);
+    else renew(k, s, z[0]);
   }
-  METHOD void mix(Block& k, int s) {
-    Real r[4], m[4] = {0, 0, 0, 0};
-    const bool active = k.active(s);
-    if (!kPrefetch && active) load_history(k, s);
-    EACH_SLOT a[slot] = d < D ? k.product_extra(1, d, Shape0::KS) + extra_input(k, s, d) : Real(-1e30);
-    k.product(0, Shape0::KS, r);
+  METHOD void mix(Block& k, int s, Values& r, Values& z_a) {
+    Values m;
+    if (!kPrefetch) load_history(k, s);
+    // A tile of the softmax's rows has them as units: d, and d + 8.
+    EACH_SLOT EACH_ROW
+      a[slot][j] = d < D ? z_a[j / 2 * 4 + slot * 2 + j % 2] + extra_input(k, s, slot, d, j) : Real(-1e30);
     add_input(k, s, kR, r);
     norm_extra(k, s, a);
     norm(k, s, kR, r);
-    Real top = a[0], total = 0;
-    EACH_SLOT top = a[slot] > top ? a[slot] : top;
+    EACH_ROW {
+      Real top = a[0][j], total = 0;
+      EACH_SLOT top = a[slot][j] > top ? a[slot][j] : top;
 #pragma unroll
-    for (int distance = 1; distance < 8; distance *= 2) {
-      const Real other = from_other_lane(top, distance);
-      top = other > top ? other : top;
+      for (int distance = 4; distance < 32; distance *= 2) {
+        const Real other = from_other_lane(top, distance);
+        top = other > top ? other : top;
+      }
+      EACH_SLOT a[slot][j] = exp_of(a[slot][j] - top), total += a[slot][j];
+      total = reciprocal(Block::over_lanes(total));
+      EACH_SLOT a[slot][j] *= total;                                                    // (1)
     }
-    EACH_SLOT a[slot] = exp_of(a[slot] - top), total += a[slot];
-    total = reciprocal(over_lanes(total));
-    EACH_SLOT a[slot] *= total;                                                         // (1)
+    EACH_VALUE m[i] = 0;
     EACH_DELAY {
-      const Real weight = k.from_owner(a, d);
-      EACH_UNIT m[i] += weight * (delay(d) == 1 ? h[i] : history[d][i]);                // (3)
+      Rows weight;
+      EACH_ROW weight[j] = k.from_owner(a, d, j);
+      EACH_VALUE m[i] += weight[row_of(i)] * (delay(d) == 1 ? h[i] : history[d][i]);    // (3)
     }
-    EACH_UNIT r[i] = sigmoid_of(r[i]);                                                  // (2)
-    if (kSave && active) {
-      k.store(k.saved(s) + D + k.first_unit(), r);
-      if (k.owns_extra() && k.cta == 0) EACH_SLOT if (d < D) k.saved(s)[d] = a[slot];
-    }
-    EACH_UNIT {
+    EACH_VALUE r[i] = sigmoid_of(r[i]);                                                 // (2)
+    if (kSave) store_all(k.record(s, 1), r), store_extra(k, s, 0, a);
+    EACH_VALUE {
       m[i] *= r[i];
       if (kDropout) m[i] *= drop[i];
-      if (!active) m[i] = 0;
     }
     k.publish(0, m);
   }
-  METHOD void renew(Block& k, int s) {
-    Real v[4];
-    k.product(0, Shape1::KS, v);
+  METHOD void renew(Block& k, int s, Values& v) {
     add_input(k, s, kH, v);
     norm(k, s, kH, v);
-    EACH_UNIT v[i] = tanh_of(v[i]);                                                     // (4)
+    EACH_VALUE v[i] = tanh_of(v[i]);                                                    // (4)
     new_state(k, s, v);
-    if (kPrefetch && s + 1 < (int)k.args.T && k.active(s + 1)) load_history(k, s + 1);
+    if (kPrefetch && s + 1 < (int)k.args.T) load_history(k, s + 1);
     k.load_x(s + 1);
   }
-  METHOD void finish(Block& k) {
-#if BACKWARD
-    finish_initial(k);
-#else
-    finish_forward(k);
-#endif
+  template <int TALL> METHOD void finish(Block& k, Real (&z)[TALL][kValues]) {
+    if (BACKWARD) finish_initial(k, z[0]);
+    else finish_forward(k);
   }
 
   // Backwards. dm of the newest RING steps lies in a ring; that of the very last is here.
-  Real dm[4], later[D][4], a_later[kSlots], state[4], outer[4], reset[4];
+  Values dm, later[D], state, outer, reset;
+  Weights_ a_later;
+  Real* ring;
 
-  METHOD Real* ring(Block& k, int s) const { return k.args.ring + k.in_state(s % RING, (long)RING * k.step_h); }
+  METHOD Real* slot_of(int s) const { return ring + s % RING * (32 * kValues); }
   // What the sum (3') at step s needs of later steps.
   METHOD void load_later(Block& k, int s) {
     EACH_SLOT {
-      a_later[slot] = 0;
       int ahead = 0;
 #pragma unroll
       for (int n = 0; n < D; n++) if (n == d) ahead = delay(n);
       const int at = s + ahead;
-      if (d < D && at >= 0 && at < k.length && k.sees(at, ahead)) a_later[slot] = k.saved(at)[d];
+      EACH_ROW {
+        a_later[slot][j] = 0;
+        if (d < D && at >= 0 && at < k.end(j) && k.sees(at, ahead, j)) a_later[slot][j] = k.extra_record(at, 0)[slot * kRows + j];
+      }
     }
     EACH_DELAY {
       const int at = s + delay(d);
       if (delay(d) == 1) continue;
-      EACH_UNIT later[d][i] = 0;
-      if (at >= 0 && at < k.length) k.load(ring(k, at), later[d]);
+      EACH_VALUE later[d][i] = 0;
+      if (at >= 0 && at < (int)k.args.T) load_all(slot_of(at), later[d]);
     }
   }
-  METHOD void load_state(Block& k, int s) {
-    fresh_again(k, s, state);
+  METHOD void load_step(Block& k, int s) {
+    load_all(k.record(s, kMixture ? 2 : 0), state);
     load_outer(k, s, outer);
+    k.load_x(s);
   }
   // What the gates at step s need.
   METHOD void load_mixture(Block& k, int s) {
-    if (!k.active(s)) return;
-    EACH_SLOT a[slot] = d < D ? k.saved(s)[d] : Real(0);
-    k.load(k.saved(s) + D + k.first_unit(), reset);
+    load_extra(k, s, 0, a);
+    load_all(k.record(s, 1), reset);
     load_history(k, s);
   }
   METHOD void begin_backward(Block& k) {
     Gates<MistGates>::begin_backward(k);
-    EACH_UNIT dm[i] = reset[i] = 0;
-    EACH_SLOT a[slot] = 0;
-    EACH_DELAY EACH_UNIT history[d][i] = 0;
-    if (kPrefetch && k.args.T > 0) load_later(k, (int)k.args.T - 1), load_state(k, (int)k.args.T - 1);
+    const long warp = ((k.e * (gridDim.x / C) + blockIdx.x / C) * C + k.cta) * W + k.warp;
+    ring = k.args.ring + (warp * RING * 32 + k.lane) * kValues;
+    EACH_VALUE dm[i] = 0;
+    if (k.args.T > 0) load_later(k, (int)k.args.T - 1), load_step(k, (int)k.args.T - 1);
   }
   // (3') the sum over d of a_{s+d} dm_{s+d}
-  METHOD void gather(Block& k, Real (&dh)[4]) const {
+  METHOD void gather(Block& k, Values& dh) const {
     EACH_DELAY {
-      const Real weight = k.from_owner(a_later, d);
-      EACH_UNIT dh[i] += weight * (delay(d) == 1 ? dm[i] : later[d][i]);
+      Rows weight;
+      EACH_ROW weight[j] = k.from_owner(a_later, d, j);
+      EACH_VALUE dh[i] += weight[row_of(i)] * (delay(d) == 1 ? dm[i] : later[d][i]);
     }
   }
 
-  template <int PHASE> METHOD void backward(Block& k, int s) {
-    if (PHASE == 0) renew_backward(k, s);
-    else mix_backward(k, s);
+  template <int PHASE> METHOD void backward(Block& k, int s, Real (&z)[1][kValues]) {
+    if (PHASE == 0) renew_backward(k, s, z[0]);
+    else mix_backward(k, s, z[0]);
   }
-  METHOD void renew_backward(Block& k, int s) {
-    Real dh[4];
-    if (!kPrefetch) load_later(k, s), load_state(k, s);
-    if (kSumsX) k.load_x(s);
-    sent_back(k, s, Shape1::KS, dh);
-    EACH_UNIT dh[i] += outer[i];
+  METHOD void renew_backward(Block& k, int s, Values& dh) {
+    sent_back(k, s, dh);
+    EACH_VALUE dh[i] += outer[i];
     gather(k, dh);
     split_kept(k, s, dh);
-    EACH_UNIT dh[i] *= 1 - state[i] * state[i];                                         // (4')
+    EACH_VALUE dh[i] *= 1 - state[i] * state[i];                                        // (4')
     norm_backward(k, s, kH, dh);
     gradient(k, s, kH, dh);
     k.publish(0, dh);
-    if (kPrefetch) load_mixture(k, s);
+    load_mixture(k, s);
   }
-  METHOD void mix_backward(Block& k, int s) {
-    Real dq[4], m[4] = {0, 0, 0, 0}, da[D], da_own[kSlots], mean = 0;
-    const bool active = k.active(s);
-    if (!k.in_cell && !kNorm) return k.sync_published();  // the one of add_to_owners
-    if (!kPrefetch) load_mixture(k, s);
-    k.product(0, Shape0::KS, dq);
-    EACH_UNIT {
+  METHOD void mix_backward(Block& k, int s, Values& dq) {
+    Values m;
+    Real da[D][kRows];
+    Weights_ da_own;
+    EACH_VALUE {
       if (kDropout) dq[i] *= drop[i];
-      if (!active) dq[i] = 0;
+      if (!k.is_active(s, i)) dq[i] = reset[i] = 0;
       dm[i] = dq[i] * reset[i];
+      m[i] = 0;
     }
-    k.store(ring(k, s), dm);
+    store_all(slot_of(s), dm);
     EACH_DELAY {
-      const Real weight = k.from_owner(a, d);
-      da[d] = 0;
-      EACH_UNIT {
-        m[i] += weight * history[d][i];                                                 // (3) again
-        if (k.has(i)) da[d] += dm[i] * history[d][i];  // (3')
+      Rows weight;
+      EACH_ROW weight[j] = k.from_owner(a, d, j), da[d][j] = 0;
+      EACH_VALUE {
+        m[i] += weight[row_of(i)] * history[d][i];                                      // (3) again
+        da[d][row_of(i)] += dm[i] * history[d][i];                                      // (3')
       }
     }
-    EACH_UNIT {
+    Real* mixed = k.args.mixed + k.e * k.args.T * k.args.B * MIXED_STRIDE;
+    EACH_VALUE {
       m[i] *= reset[i];
       dq[i] *= m[i] * (1 - reset[i]);                                                   // (2')
       if (kDropout) m[i] *= drop[i];
+      if (k.has(i)) mixed[k.at(s, i, MIXED_STRIDE)] = k.is_active(s, i) ? m[i] : Real(0);
     }
-    k.store(k.args.mixed + (k.e * k.args.T * k.args.B + k.row) * H + k.first_unit() + k.by_step(s), m);
-    if (kPrefetch && s > 0) load_later(k, s - 1), load_state(k, s - 1);
+    if (s > 0) load_later(k, s - 1);
     k.add_to_owners(da, da_own);
-    EACH_SLOT mean += a[slot] * da_own[slot];
-    mean = over_lanes(mean);
-    EACH_SLOT da_own[slot] = active ? a[slot] * (da_own[slot] - mean) : Real(0);        // (1')
+    EACH_ROW {
+      Real mean = 0;
+      EACH_SLOT if (d < D) mean += a[slot][j] * da_own[slot][j];
+      mean = Block::over_lanes(mean);
+      EACH_SLOT da_own[slot][j] = d < D && k.active(s, j) ? a[slot][j] * (da_own[slot][j] - mean) : Real(0);  // (1')
+    }
     norm_extra_backward(k, s, da_own);
     norm_backward(k, s, kR, dq);
     gradient(k, s, kR, dq);
     k.publish(0, dq);
-    if (k.owns_extra()) EACH_SLOT if (d < D) {
-      extra_gradient(k, s, slot, d, da_own[slot]);
-      k.publish_extra(1, d, da_own[slot]);
+    extra_gradient(k, s, da_own);
+    if (s > 0) load_step(k, s - 1);
+  }
+  METHOD void extra_gradient(Block& k, int s, const Weights_& v) {
+    EACH_SLOT EACH_ROW {
+      if (!kNorm) sum_extra[slot][0] += v[slot][j];
+      if (kSumsX) sum_extra[slot][kSumsX] += v[slot][j] * k.x[j];
+      if (k.warp == 0 && d < D) {
+        k.publish_extra(1, d, j, v[slot][j]);
+        if (k.cta == 0 && k.in_batch(j))
+          k.args.dz[((k.e * k.args.T + s) * k.args.B + k.row + sequence_of(j)) * kColumnStride + d] = v[slot][j];
+      }
     }
   }
-  METHOD void norm_extra_backward(Block& k, int s, Real (&v)[kSlots]) {
+  METHOD void norm_extra_backward(Block& k, int s, Weights_& v) {
     if (!kNorm) return;
-    Real mean = 0, slope = 0, normed[kSlots];
-    EACH_SLOT {
-      normed[slot] = d < D && k.active(s) ? k.saved(s)[kNormed + d] : Real(0);
-      sum_extra[slot][0] += v[slot], sum_extra[slot][kKinds - 1] += v[slot] * normed[slot];
-      v[slot] *= d < D ? extra_table(k, d)[I + 1] : Real(0);
-      mean += v[slot], slope += v[slot] * normed[slot];
+    Weights_ normed, scale;
+    load_extra(k, s, 1, normed), load_extra(k, s, 2, scale);
+    EACH_ROW {
+      Real mean = 0, slope = 0;
+      EACH_SLOT {
+        if (d >= D || !k.active(s, j)) v[slot][j] = normed[slot][j] = scale[slot][j] = 0;
+        sum_extra[slot][0] += v[slot][j], sum_extra[slot][kKinds - 1] += v[slot][j] * normed[slot][j];
+        v[slot][j] *= extra_table[slot][kTableRows - 1];
+        mean += v[slot][j], slope += v[slot][j] * normed[slot][j];
+      }
+      mean = Block::over_lanes(mean) / D, slope = Block::over_lanes(slope) / D;
+      EACH_SLOT v[slot][j] = scale[slot][j] * (v[slot][j] - mean - normed[slot][j] * slope);
     }
-    mean = over_lanes(mean) / D, slope = over_lanes(slope) / D;
-    const Real scale = k.active(s) ? k.saved(s)[kScales] : Real(0);
-    EACH_SLOT v[slot] = scale * (v[slot] - mean - normed[slot] * slope);
   }
-  METHOD void finish_initial(Block& k) {
+  METHOD void finish_initial(Block& k, Values& sent) {
+    sent_back(k, -1, sent);
     for (int back = 1; back <= M && k.args.d_initial_h; back++) {
-      Real dh[4], sent[4];
+      Values dh;
       load_outer(k, -back, dh);
       load_later(k, -back);
       gather(k, dh);
-      if (back == 1) {
-        sent_back(k, -1, Shape1::KS, sent);
-        EACH_UNIT dh[i] += sent[i];
-      }
-      k.store(k.args.d_initial_h + k.in_state(M - back, (long)M * k.step_h), dh);
+      if (back == 1) EACH_VALUE dh[i] += sent[i];
+      k.store_state(k.args.d_initial_h, M, M - back, dh);
     }
   }
 };
 
-template <int PHASE> DEVICE Real weight_at(const Arguments& args, long e, int cta, int row, int k) {
+// Forwards the gates' rows and the softmax's, which every warp has for itself, then the new state's; backwards what h is read
+// by: first the new state, then the gates and the softmax.
+template <int PHASE> DEVICE Real weight_at(const Arguments& args, long e, int cta, int block, int local, int k) {
+  const int own = cta * kUnits + local < H ? cta * kUnits + local : -1;
 #if BACKWARD
-  const int from = own_unit(cta, row);
-  if (PHASE == 0) return element(args, e, any_unit(k) < 0 ? -1 : D + H + any_unit(k), from, H);
-  if (k >= C * kPlaces) return element(args, e, k - C * kPlaces, from, H);
-  return element(args, e, any_unit(k) < 0 ? -1 : D + any_unit(k), from, H);
+  if (k >= C * kUnits) return element(args, e, k - C * kUnits < D ? k - C * kUnits : -1, own, H);
+  return element(args, e, unit_at(k) < 0 ? -1 : D + (PHASE == 0 ? H : 0) + unit_at(k), own, H);
 #else
-  const int from = any_unit(k);
-  if (row >= kPlaces) return element(args, e, row - kPlaces, from, H);
-  const int unit = own_unit(cta, row);
-  return element(args, e, unit < 0 ? -1 : D + (PHASE == 0 ? 0 : H) + unit, from, H);
+  if (block == 1) return element(args, e, local % (16 * TW) < D ? local % (16 * TW) : -1, unit_at(k), H);
+  return element(args, e, own < 0 ? -1 : D + (PHASE == 0 ? 0 : H) + own, unit_at(k), H);
 #endif
 }

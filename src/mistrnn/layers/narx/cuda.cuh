@@ -8,127 +8,121 @@
 #include "kernels/cuh/recurrence.cuh"
 
 struct NarxGates {
-  static constexpr int kGates = 1, kGradients = 1, kExtra = 0, kGroups = 1, kBlocks = 1, kSaved = 0;
-  static constexpr bool kSavesFresh = true;
+  static constexpr int kGates = 1, kGradients = 1, kExtra = 0, kGroups = 1;
+  static constexpr int kSaved = 1, kFresh = 0, kState = -1;  // the record: the new state
+  static constexpr bool kPublishesAll = true;  // a reset hides no state from `give`, which asks for every delay itself
   static METHOD constexpr int gate_row(int) { return 0; }
   static METHOD constexpr int gradient_column(int) { return 0; }
-  static METHOD constexpr int norm_block(int) { return 0; }
 };
 
-struct Narx : Gates<NarxGates>, NarxGates {
-  // The sum under way for step s, of M that there are at once.
-  METHOD Real* slot(Block& k, int s) const { return k.args.ring + k.in_state((s % M + M) % M, (long)M * k.step_h); }
-  METHOD void take(Block& k, int s, Real (&v)[4]) const {  // and leave zeros for the step that has the place next
-    const Real zeros[4] = {0, 0, 0, 0};
-    k.load(slot(k, s), v);
-    k.store(slot(k, s), zeros);
+struct Narx : Gates<NarxGates> {
+  Real* ring;  // the sums under way of M steps
+
+  METHOD void begin(Block& k) {
+    Gates<NarxGates>::begin(k);
+    const long warp = ((k.e * (gridDim.x / C) + blockIdx.x / C) * C + k.cta) * W + k.warp;
+    ring = k.args.ring + (warp * M * 32 + k.lane) * kValues;
+    Values zeros;
+    EACH_VALUE zeros[i] = 0;
+    for (int m = 0; m < M; m++) store_all(slot_of(m), zeros);
   }
-  METHOD void clear(Block& k) const {
-    const Real zeros[4] = {0, 0, 0, 0};
-    for (int m = 0; m < M; m++) k.store(slot(k, m), zeros);
+  METHOD Real* slot_of(int s) const { return ring + (s % M + M) % M * (32 * kValues); }
+  METHOD void take(int s, Values& v) const {  // and leave zeros for the step that has the place next
+    Values zeros;
+    EACH_VALUE zeros[i] = 0;
+    load_all(slot_of(s), v);
+    store_all(slot_of(s), zeros);
   }
-  METHOD void add(Block& k, int s, const Real (&v)[4]) const {
-    Real sum[4];
-    k.load(slot(k, s), sum);
-    EACH_UNIT sum[i] += v[i];
-    k.store(slot(k, s), sum);
+  METHOD void add(int s, const Values& v) const {
+    Values sum;
+    load_all(slot_of(s), sum);
+    EACH_VALUE sum[i] += v[i];
+    store_all(slot_of(s), sum);
   }
   // What the state of step s gives to later steps, by the product that was just made.
-  METHOD void give(Block& k, int s) const {
+  METHOD void give(Block& k, int s, Real (&z)[D][kValues]) const {
     EACH_DELAY {
       const int later = s + delay(d);
-      Real v[4];
-      k.product(d, Shape0::KS, v);
-      if (later < 0 || !k.active(later) || !k.sees(later, delay(d))) continue;
-      add(k, later, v);
+      if (later < 0) continue;
+      if (kReset || kLengths)
+        EACH_VALUE if (later >= k.end(row_of(i)) || !k.sees(later, delay(d), row_of(i))) z[d][i] = 0;
+      if (later < (int)k.args.T) add(later, z[d]);
     }
   }
 
   // States from before the run are multiplied first, unless all are zero.
+  bool any_before;
   METHOD void begin_forward(Block& k) {
-    clear(k);
-    int any = 0;
+    bool any = false;
     for (long n = threadIdx.x; n < (long)M * R * H; n += W * 32) {
       const long row = (long)(blockIdx.x / C) * R + n / H % R;
-      if (row < k.args.B && k.args.initial_h[k.e * k.args.initial_h_trial + (n / H / R * k.args.B + row) * H + n % H] != 0) any = 1;
+      if (row < k.args.B && k.args.initial_h[k.e * k.args.initial_h_trial + (n / H / R * k.args.B + row) * H + n % H] != 0)
+        any = true;
     }
     any_before = any_in_block(any);
-    EACH_UNIT h[i] = 0;
-    if (any_before) state_before(k, -M, h);
+    EACH_VALUE h[i] = 0;
+    if (any_before) k.load_state(k.args.initial_h, k.args.initial_h_trial, 0, h);
     publish_state(k);
   }
-  bool any_before;
   METHOD int first_step(Block& k) { return any_before ? 1 - M : 0; }
-  METHOD void state_before(Block& k, int s, Real (&v)[4]) const {
-    k.load(k.args.initial_h + k.in_state(M + s, k.args.initial_h_trial), v);
-  }
 
   // The product that comes before step s is that of the state before it.
-  template <int PHASE> METHOD void forward(Block& k, int s) {
-    Real v[4];
-    give(k, s - 1);
+  template <int PHASE> METHOD void forward(Block& k, int s, Real (&z)[D][kValues]) {
+    give(k, s - 1, z);
     if (s < 0) {
-      state_before(k, s, h);
+      k.load_state(k.args.initial_h, k.args.initial_h_trial, M + s, h);
       publish_state(k);
       return;
     }
-    if (s == 0 || kMasks || kMixture) k.past(s, 1, h);
+    if (s == 0) k.load_state(k.args.initial_h, k.args.initial_h_trial, M - 1, h);
+    hide(k, s, h);
+    Values v;
     k.load_x(s);
-    take(k, s, v);
+    take(s, v);
     add_input(k, s, 0, v);
     norm(k, s, 0, v);
-    EACH_UNIT v[i] = tanh_of(v[i]);  // (1)
-    Real fresh[4];
-    EACH_UNIT fresh[i] = v[i];
-    new_state(k, s, fresh);
-    // A reset hides the state from the next step, but `give` knows that itself: it asks for every delay.
-    if (kReset) {
-      if (k.active(s)) k.load(k.output_at + k.by_time(s), h);
-      publish_state(k);
-    }
+    EACH_VALUE v[i] = tanh_of(v[i]);  // (1)
+    new_state(k, s, v);
   }
-  METHOD void finish(Block& k) {
-#if BACKWARD
-    give_back(k, 0);
+  METHOD void finish(Block& k, Real (&z)[D][kValues]) {
+    if (!BACKWARD) return finish_forward(k);
+    if (k.args.T > 0) give_back(k, 0, z);
     for (int m = M - 1; m >= 0 && k.args.d_initial_h; m--) {
-      Real dh[4], outer[4];
-      take(k, m - M, dh);
+      Values dh, outer;
+      take(m - M, dh);
       load_outer(k, m - M, outer);
-      EACH_UNIT dh[i] += outer[i];
-      if (m == M - 1 && k.length > 0 && k.sees(0, 1)) EACH_UNIT dh[i] += h[i];
-      k.store(k.args.d_initial_h + k.in_state(m, (long)M * k.step_h), dh);
+      EACH_VALUE {
+        dh[i] += outer[i];
+        if (m == M - 1 && k.end(row_of(i)) > 0 && k.sees(0, 1, row_of(i))) dh[i] += h[i];
+      }
+      k.store_state(k.args.d_initial_h, M, m, dh);
     }
-#else
-    finish_forward(k);
-#endif
   }
 
-  METHOD void begin_backward(Block& k) {
-    Gates<NarxGates>::begin_backward(k);
-    clear(k);
-  }
   // What step s sends to the states that it read.
-  METHOD void give_back(Block& k, int s) const {
-    if (!k.active(s)) return;
+  METHOD void give_back(Block& k, int s, Real (&z)[D][kValues]) const {
     EACH_DELAY {
-      Real v[4];
-      k.product(d, Shape0::KS, v);
-      if (!k.sees(s, delay(d))) continue;
-      if (kDropout) EACH_UNIT v[i] *= drop[i];
-      add(k, s - delay(d), v);
+      EACH_VALUE {
+        if (kDropout) z[d][i] *= drop[i];
+        if (!k.is_active(s, i) || !k.sees(s, delay(d), row_of(i))) z[d][i] = 0;
+      }
+      add(s - delay(d), z[d]);
     }
   }
-  template <int PHASE> METHOD void backward(Block& k, int s) {
-    Real dh[4], outer[4], state[4];
-    if (kSumsX) k.load_x(s);
-    if (s + 1 < (int)k.args.T) give_back(k, s + 1);
-    take(k, s, dh);
-    if (s + 1 < k.length && k.sees(s + 1, 1)) EACH_UNIT dh[i] += h[i];
+  template <int PHASE> METHOD void backward(Block& k, int s, Real (&z)[D][kValues]) {
+    Values dh, outer, state;
+    k.load_x(s);
+    if (s + 1 < (int)k.args.T) give_back(k, s + 1, z);
+    load_all(k.record(s, 0), state);
     load_outer(k, s, outer);
-    EACH_UNIT h[i] = 0, dh[i] += outer[i];
+    take(s, dh);
+    EACH_VALUE {
+      if (s + 1 < k.end(row_of(i)) && k.sees(s + 1, 1, row_of(i))) dh[i] += h[i];
+      dh[i] += outer[i];
+      h[i] = 0;
+    }
     split_kept(k, s, dh);
-    fresh_again(k, s, state);
-    EACH_UNIT dh[i] *= 1 - state[i] * state[i];  // (1')
+    EACH_VALUE dh[i] *= 1 - state[i] * state[i];  // (1')
     norm_backward(k, s, 0, dh);
     gradient(k, s, 0, dh);
     k.publish(0, dh);
@@ -136,12 +130,8 @@ struct Narx : Gates<NarxGates>, NarxGates {
 };
 
 // Every delay is a row block of its own: forwards of the units that get, backwards of those that gave.
-template <int PHASE> DEVICE Real weight_at(const Arguments& args, long e, int cta, int row, int k) {
-  const int own = own_unit(cta, row % kPlaces), other = any_unit(k), d = row / kPlaces;
-  if (own < 0 || other < 0) return 0;
-#if BACKWARD
-  return element(args, e, other, d * H + own, D * H);
-#else
-  return element(args, e, own, d * H + other, D * H);
-#endif
+template <int PHASE> DEVICE Real weight_at(const Arguments& args, long e, int cta, int block, int local, int k) {
+  const int own = cta * kUnits + local, other = unit_at(k);
+  if (own >= H || other < 0) return 0;
+  return BACKWARD ? element(args, e, other, block * H + own, D * H) : element(args, e, own, block * H + other, D * H);
 }
