@@ -24,7 +24,7 @@ if os.environ.get("CHECK","1")=="1":
     t=time.time()
     for prec in ("high","highest"):
         torch.set_float32_matmul_precision(prec)
-        for name,H in (("rnn",198),("lstm",100),("gru",100),("clockwork",256),("narx",50),("mist",139),("lstm",139)):
+        for name,H in (("rnn",198),("lstm",100),("gru",100),("clockwork",256),("narx",50),("mist",139),("lstm",139),("mist",512)):
             torch.manual_seed(0)
             layer=LAYERS[name](1 if H!=512 else 7,H).to(dev)
             x=torch.randn(60,19,layer.input_size,device=dev)
@@ -77,16 +77,25 @@ def raw(name,H,E,launches,prec="high",xx=None):
             b=bench(lambda:cuda.backward(name,g,given,o[0],o[3],s,[False,True,False]),5)
             run=cuda._Run.launch
             # kernel alone
-            def launch_only(self,backward):
+            def launch_only(self,variant):
                 pass
             cuda._Run.launch=launch_only
             f0=bench(lambda:cuda.forward(name,given,s),5); b0=bench(lambda:cuda.backward(name,g,given,o[0],o[3],s,[False,True,False]),5)
             cuda._Run.launch=run
-            print(name,H,"E",E,prec,L,f"W {vf.warps}/{vb.warps}",f"fwd {f:.2f} (kernel {f-f0:.2f}) bwd {b:.2f} (kernel {b-b0:.2f}) total {f+b:.2f}", [(q.across,q.ranges,q.tall,q.wide,q.in_registers,q.in_shared) for q in vf.shapes],[(q.across,q.ranges,q.tall,q.wide,q.in_registers,q.in_shared) for q in vb.shapes],f"mem {torch.cuda.max_memory_allocated()/2**30:.1f}G",flush=True)
+            print(name,H,"E",E,prec,L,f"W {vf.warps}/{vb.warps}",f"fwd {f:.2f} (kernel {f-f0:.2f}) bwd {b:.2f} (kernel {b-b0:.2f}) total {f+b:.2f}", [(q.tall,q.wide,q.in_registers,q.in_shared) for q in vf.shapes],[(q.tall,q.wide,q.in_registers,q.in_shared) for q in vb.shapes],f"mem {torch.cuda.max_memory_allocated()/2**30:.1f}G",flush=True)
         except Exception as e:
             print(name,H,E,L,"FAILED",repr(e)[:300],flush=True)
         finally:
             cuda.choose=saved_choose
+# split-K
+torch.set_float32_matmul_precision("high")
+for (M_,N_,Ms,Ns) in ((147,139,288,140),(198,198,200,200),(400,100,400,100),(139,139,288,139)):
+    a=torch.randn(50,78400,Ms,device=dev)[...,:M_]; b=torch.randn(50,78400,Ns,device=dev)[...,:N_]
+    for S in (1,2,4,8,16,32):
+        aa=a.unflatten(1,(S,-1)).flatten(0,1); bb=b.unflatten(1,(S,-1)).flatten(0,1)
+        t_=bench(lambda: torch.bmm(aa.mT,bb),5)
+        print("wgrad",M_,N_,Ms,Ns,"split",S,f"{t_:.2f} ms",flush=True)
+    del a,b,aa,bb
 for spec in json.loads(os.environ.get("SPECS","[]")):
     name,H,E=spec[:3]
     raw(name,H,E,[eval(x) if x else None for x in spec[3]],*spec[4:])

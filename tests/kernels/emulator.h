@@ -20,7 +20,7 @@ struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct Index { unsigned x, y, z; };
 
-static inline float fast_exp(float x) { return expf(x); }
+static inline float fast_exp2(float x) { return exp2f(x); }
 static inline float fast_reciprocal(float x) { return 1 / x; }
 
 namespace emulator {
@@ -100,6 +100,7 @@ inline void run(void (*kernel)(), int clusters_of_block, int count, long shared,
 #define threadIdx (emulator::now->place)
 #define blockIdx (Index{emulator::grid_place.x + (unsigned)emulator::now->block, emulator::grid_place.y, emulator::grid_place.z})
 
+template <class V> DEVICE void hold(V&) {}
 DEVICE char* shared_memory() { return emulator::memories[emulator::now->block]; }
 DEVICE void sync_block() { emulator::wait(emulator::blocks[emulator::now->block], emulator::threads_of_block); }
 DEVICE bool any_in_block(bool mine) {

@@ -22,17 +22,17 @@ BLOCK_MEMORY = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448
 
 REGISTERS_BESIDE = {
     ("rnn", False): 56,
-    ("rnn", True): 64,
+    ("rnn", True): 88,
     ("clockwork", False): 64,
-    ("clockwork", True): 72,
+    ("clockwork", True): 88,
     ("lstm", False): 80,
-    ("lstm", True): 112,
-    ("gru", False): 80,
+    ("lstm", True): 132,
+    ("gru", False): 84,
     ("gru", True): 112,
-    ("narx", False): 64,
-    ("narx", True): 64,
+    ("narx", False): 96,
+    ("narx", True): 108,
     ("mist", False): 72,
-    ("mist", True): 96,
+    ("mist", True): 100,
 }
 """Registers that a thread needs beside weights, without prefetched history: found by compiling, see tests/kernels."""
 
@@ -73,8 +73,6 @@ class Problem:
     """1 by masks, 2 by its probability."""
     dropout: bool = False
     save: bool = True
-    ring: int = 1
-    """Steps whose gradients MIST keeps for the sums over delays."""
 
     @property
     def sums_x(self) -> bool:
@@ -291,13 +289,14 @@ class Variant:
         problem, launch = self.problem, self.launch
         slots = steps + problem.states_before
         records = launch.cluster * self.warps * slots * problem.record * 32 * self.values
-        return records + steps * problem.extra_record * 32 * (launch.rows // 4) * ceil(max(1, len(problem.delays)) / 8)
+        slots = steps + problem.memory
+        return records + slots * problem.extra_record * 32 * (launch.rows // 4) * ceil(max(1, len(problem.delays)) / 8)
 
-    def ring_size(self) -> int:
-        """Return the numbers that the ring of one block (or cluster) takes."""
+    def ring_size(self, steps: int) -> int:
+        """Return the numbers that sums or gradients under way of one block (or cluster) take."""
         problem = self.problem
-        slots = problem.memory if problem.cell == "narx" else problem.ring if problem.backward else 0
-        return self.launch.cluster * self.warps * slots * 32 * self.values if problem.cell in ("narx", "mist") else 0
+        slots = {"narx": problem.memory, "mist": (steps + problem.memory) * problem.backward}.get(problem.cell, 0)
+        return self.launch.cluster * self.warps * slots * 32 * self.values
 
     @property
     def source(self) -> str:
@@ -309,7 +308,6 @@ class Variant:
             "COUNT": len(problem.delays),
             "DELAYS": ", ".join(map(str, problem.delays or (0,))),
             "MEMORY": problem.memory,
-            "RING": problem.ring,
             "CLUSTER": launch.cluster,
             "ROWS": launch.rows,
             "STACK": launch.stack,

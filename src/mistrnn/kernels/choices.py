@@ -1,5 +1,7 @@
 """Which launch a GPU kernel gets: how many sequences a block takes, how many blocks share the units."""
 
+from dataclasses import replace
+
 import torch
 
 from mistrnn.kernels._variant import Launch, Problem, Variant
@@ -24,8 +26,11 @@ def fitting(problem: Problem, capability: int) -> Variant:
         stack = 1
         while -(-problem.hidden // (16 * stack * cluster)) > MOST_WARPS:
             stack += 1
-        found = Variant(problem, Launch(cluster=cluster, stack=stack), capability)
-        if problem.parts == 0 or found.streamed == 0:
+        launch = Launch(cluster=cluster, stack=stack)
+        found = Variant(problem, launch, capability)
+        # Both directions share their records, so that one choice serves both.
+        both = (Variant(replace(problem, backward=way, save=True), launch, capability) for way in (False, True))
+        if problem.parts == 0 or not any(variant.streamed for variant in both):
             return found
     assert found is not None
     return found

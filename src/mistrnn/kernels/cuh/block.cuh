@@ -68,20 +68,24 @@ struct Arguments {
   long d_final_h_trial, d_final_c_trial;
   Real* dz;     // [E, T, B, columns] gradients of the pre-activations, by step
   Real* mixed;  // [E, T, B, mixed columns] what MIST's last matrix read, by step
-  Real* ring;   // [E, blocks, warps, ring, values] of the newest steps: MIST's dm, sums under way of NARX
+  Real* ring;   // [E, blocks, warps, steps, values] under way between steps: MIST's dm, sums of NARX
   Real* sums;   // [E, B, kinds, columns] sums over all steps: of dz, of dz x, of the gradients of the gains
   Real *d_initial_h, *d_initial_c;
 };
 
 // float: exact to the last bits where the product is, else as fast as the product is coarse.
 constexpr bool kFast = P == 1 || P == 2;
+constexpr float kLog2E = 1.4426950408889634f;
 DEVICE double exp_of(double x) { return exp(x); }
-DEVICE float exp_of(float x) { return kFast ? fast_exp(x) : expf(x); }
+DEVICE float exp_of(float x) { return kFast ? fast_exp2(kLog2E * x) : expf(x); }
 DEVICE double reciprocal(double x) { return 1 / x; }
 DEVICE float reciprocal(float x) { return kFast ? fast_reciprocal(x) : 1 / x; }
 DEVICE double tanh_of(double x) { return tanh(x); }
-DEVICE float tanh_of(float x) { return kFast ? 1 - 2 * fast_reciprocal(1 + fast_exp(2 * x)) : tanhf(x); }
-template <class V> DEVICE V sigmoid_of(V x) { return reciprocal(1 + exp_of(-x)); }
+DEVICE float tanh_of(float x) {
+  return kFast ? fmaf(-2, fast_reciprocal(1 + fast_exp2(2 * kLog2E * x)), 1) : tanhf(x);
+}
+DEVICE double sigmoid_of(double x) { return 1 / (1 + exp(-x)); }
+DEVICE float sigmoid_of(float x) { return kFast ? fast_reciprocal(1 + fast_exp2(-kLog2E * x)) : 1 / (1 + expf(-x)); }
 
 #define EACH_VALUE _Pragma("unroll") for (int i = 0; i < kValues; i++)
 #define EACH_ROW _Pragma("unroll") for (int j = 0; j < kRows; j++)
@@ -120,7 +124,8 @@ struct Block {
   Real* totals;  // [2, C W, 32, kSumWidth kRows]
   int cta, warp, lane, unit, sequence;  // the thread's first unit and sequence
   long e, row;
-  int exists;    // bit i: value i is one
+  int exists;    // bit i: value i is one; after them, whether the sequences are
+  char* reads;   // this lane's first part of u
   int length[kLengths ? kRows : 1];
   int buffer = 0, totals_buffer = 0;
   Rows x;
@@ -137,20 +142,43 @@ struct Block {
     row = (long)block * R + sequence;
     exists = 0;
     EACH_VALUE if (unit + unit_of(i) < H && row + sequence_of(row_of(i)) < args.B) exists |= 1 << i;
+    EACH_ROW if (row + sequence_of(j) < args.B) exists |= 1 << (kValues + j);
+    hold(exists);
     EACH_ROW if (kLengths) {  // never more than there are, whatever the caller says: memory would be overwritten
       const long own = in_batch(j) ? args.lengths[e * args.lengths_trial + row + sequence_of(j)] : 0;
       length[kLengths ? j : 0] = own < 0 ? 0 : own < args.T ? (int)own : (int)args.T;
     }
     Real* saved = args.saved + e * args.saved_trial + block * args.saved_block;
     const long slots = args.T + kBefore;
+    reads = row_of_u(lane >> 2) + (lane & 3) * (8 * P);
     stream = saved + ((cta * W + warp) * slots + kBefore) * kStep + lane * kValues;
     extra_stream = saved + C * W * slots * kStep + lane * (kRows * kSlots);
+    hold(stream), hold(extra_stream);
+    const int first = BACKWARD ? (int)args.T - 1 : 0;
+    output_now = args.output + e * args.T * args.B * H + at(first, 0, H);
+    gradient_now = args.dz + e * args.T * args.B * kColumnStride + at(first, 0, kColumnStride);
+    mixed_now = args.mixed + e * args.T * args.B * MIXED_STRIDE + at(first, 0, MIXED_STRIDE);
+    hold(output_now), hold(gradient_now), hold(mixed_now);
+    EACH_ROW {
+      x_now[j] = args.x + e * args.x_trial + first * args.x_time + (row + sequence_of(j)) * args.x_sequence;
+      outer_now[j] = args.d_output + e * args.d_output_trial + first * args.d_output_time +
+                     (row + sequence_of(j)) * args.d_output_sequence + unit;
+      hold(x_now[j]), hold(outer_now[j]);
+    }
     for (int n = threadIdx.x; n < kBuffers * R * kStride / 4; n += W * 32) ((unsigned*)u)[n] = 0;
+  }
+  // Places of the thread's first number at the step that comes next, in tensors that it goes through once. With kReverse,
+  // x, output and d_output are found by their time instead.
+  Real *output_now, *gradient_now, *mixed_now;
+  const Real *x_now[kRows], *outer_now[kRows];
+
+  METHOD void store(Real* now, int width, const Values& v) const {
+    EACH_VALUE if (has(i)) now[sequence_of(row_of(i)) * width + unit_of(i)] = v[i];
   }
   static constexpr int kBefore = STATES_BEFORE;  // places in a stream for what was before the first step
 
   METHOD bool has(int i) const { return exists >> i & 1; }
-  METHOD bool in_batch(int j) const { return row + sequence_of(j) < args.B; }
+  METHOD bool in_batch(int j) const { return exists >> (kValues + j) & 1; }
   METHOD int end(int j) const { return kLengths ? length[kLengths ? j : 0] : (int)args.T; }
   METHOD bool active(int s, int j) const { return !kLengths || s < end(j); }
   METHOD bool is_active(int s, int i) const { return active(s, row_of(i)); }
@@ -175,10 +203,16 @@ struct Block {
     return s - d >= origin(s < end(j) ? s : end(j) - 1, j);
   }
 
+  // Read the input of step s; steps are asked for in the order of the run, or backwards from the last one.
   METHOD void load_x(int s) {
-    if (kInline)
-      EACH_ROW x[j] = s < (int)args.T && in_batch(j) && active(s, j)
-          ? args.x[e * args.x_trial + time(s, j) * args.x_time + (row + sequence_of(j)) * args.x_sequence] : Real(0);
+    if (!kInline) return;
+    EACH_ROW {
+      x[j] = 0;
+      const bool there = in_batch(j) && s >= 0 && s < (int)args.T && active(s, j);
+      if (there) x[j] = kReverse ? args.x[e * args.x_trial + time(s, j) * args.x_time + (row + sequence_of(j)) * args.x_sequence]
+                                 : *x_now[j];
+      x_now[j] += BACKWARD ? -args.x_time : args.x_time;
+    }
   }
 
   // Read or write a state [M, B, H] of this trial.

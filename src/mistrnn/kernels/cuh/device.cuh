@@ -17,6 +17,14 @@ DEVICE char* shared_memory() {
   return (char*)memory;
 }
 
+// Let the compiler forget where a value came from: it keeps it, instead of computing it again at every step.
+DEVICE void hold(int& value) { asm volatile("" : "+r"(value)); }
+template <class V> DEVICE void hold(V*& pointer) {  // to global memory
+  size_t address = __cvta_generic_to_global((const void*)pointer);
+  asm volatile("" : "+l"(address));
+  pointer = (V*)__cvta_global_to_generic(address);
+}
+
 DEVICE void sync_block() { __syncthreads(); }
 DEVICE bool any_in_block(bool mine) { return __syncthreads_or(mine); }
 DEVICE void sync_warp() { __syncwarp(); }
@@ -78,9 +86,9 @@ DEVICE unsigned rounded(float low, float high) {
   return both;
 }
 // To about 2^-22 of the result.
-DEVICE float fast_exp(float x) {
+DEVICE float fast_exp2(float x) {
   float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
 DEVICE float fast_reciprocal(float x) {

@@ -131,18 +131,21 @@ template <class Cell> struct Gates {
   // Write the new state, and make it the one before the next step.
   METHOD void new_state(Block& k, int s, Values& fresh) {
     if (kSave && Cell::kFresh >= 0) store_all(k.record(s, Cell::kFresh), fresh);
-    Real* to = k.args.output + k.e * k.args.T * k.args.B * H;
     EACH_VALUE {
       h[i] = k.keep(k.args.keep_h, k.args.keep_h_trial, s, i, h[i], fresh[i]);
       if (!k.is_active(s, i)) h[i] = 0;
-      if (k.has(i)) to[k.at_time(s, i, H)] = h[i];
-      else if (!kAllUnits) h[i] = 0;
+    }
+    if (kReverse) {
+      Real* to = k.args.output + k.e * k.args.T * k.args.B * H;
+      EACH_VALUE if (k.has(i)) to[k.at_time(s, i, H)] = h[i];
+    } else {
+      k.store(k.output_now, H, h);
+      k.output_now += k.args.B * H;
     }
     if (Cell::kState >= 0) store_all(k.record(s, Cell::kState), h);
     if (!Cell::kPublishesAll) hide(k, s + 1, h);
     publish_state(k);
   }
-  static constexpr bool kAllUnits = C * kUnits == H;
   // Zeros where step s begins afresh.
   METHOD void hide(Block& k, int s, Values& v) const {
     if (kReset) EACH_VALUE if (s < k.end(row_of(i)) && !k.sees(s, 1, row_of(i))) v[i] = 0;
@@ -173,13 +176,16 @@ template <class Cell> struct Gates {
     EACH_VALUE h[i] = 0;
   }
   // What the output and the final state send to the state of step s.
-  METHOD void load_outer(Block& k, int s, Values& dh) const {
+  METHOD void load_outer(Block& k, int s, Values& dh) const {  // from the last step on
     const Arguments& args = k.args;
     EACH_VALUE dh[i] = 0;
-    if (args.d_output && s >= 0)
+    if (args.d_output && s >= 0) {
       EACH_VALUE if (k.has(i) && k.is_active(s, i))
-        dh[i] = args.d_output[k.e * args.d_output_trial + k.time(s, row_of(i)) * args.d_output_time +
-                              (k.row + sequence_of(row_of(i))) * args.d_output_sequence + k.unit + unit_of(i)];
+        dh[i] = kReverse ? args.d_output[k.e * args.d_output_trial + k.time(s, row_of(i)) * args.d_output_time +
+                                         (k.row + sequence_of(row_of(i))) * args.d_output_sequence + k.unit + unit_of(i)]
+                         : k.outer_now[row_of(i)][unit_of(i)];
+      EACH_ROW k.outer_now[j] -= args.d_output_time;
+    }
     if (args.d_final_h)
       EACH_VALUE {
         const int j = row_of(i), back = k.end(j) - s;
@@ -201,13 +207,12 @@ template <class Cell> struct Gates {
   }
   // Write the gradient of a gate's pre-activations, and add up what it gives to bias and input weights.
   METHOD void gradient(Block& k, int s, int g, Values& v) {
-    Real* to = k.args.dz + k.e * k.args.T * k.args.B * kColumnStride + Cell::gradient_column(g);
     EACH_VALUE {
-      if (!k.is_active(s, i) || !(kAllUnits || k.has(i))) v[i] = 0;
+      if (!k.is_active(s, i)) v[i] = 0;
       if (!kNorm) sum[g][0][unit_index(i)] += v[i];
       if (kSumsX) sum[g][kSumsX][unit_index(i)] += v[i] * k.x[row_of(i)];
-      if (k.has(i)) to[k.at(s, i, kColumnStride)] = v[i];
     }
+    k.store(k.gradient_now + Cell::gradient_column(g), kColumnStride, v);
   }
   // The sums over steps and over the sequences of this block, to the block's own place: [E, blocks, kinds, columns].
   METHOD void finish_sums(Block& k) {

@@ -115,8 +115,7 @@ DEVICE void read_u(const char* u, int k, uint2 (&b)[NT][P]) {
 }
 
 template <int PHASE, class S> DEVICE void product(Block& block, const Weights<S>& weights, Real (&z)[S::kTall][kValues]) {
-  const int lane = threadIdx.x & 31, q = lane >> 2, c = lane & 3;
-  const char* u = block.row_of_u(q) + c * (8 * P);
+  const char* u = block.reads + block.buffer * R * kStride;
   Sums<S> sums;
   sums.zero();
 #pragma unroll

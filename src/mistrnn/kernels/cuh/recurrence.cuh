@@ -7,9 +7,12 @@
 #include "kernels/cuh/gates.cuh"
 
 // When everybody has published what the product reads: its result is there for the thread that called. What is published
-// next goes to another buffer, because others may still read this one; the barrier after that frees it.
-template <int PHASE, class S> DEVICE void multiply(Block& k, const Weights<S>& weights, Real (&z)[S::kTall][kValues]) {
+// next goes to another buffer, because others may still read this one; the barrier after that frees it. Whatever can be read
+// ahead is read while the product is under way.
+template <int PHASE, class S, class Ahead>
+DEVICE void multiply(Block& k, const Weights<S>& weights, Real (&z)[S::kTall][kValues], Ahead read_ahead) {
   k.sync_published();
+  read_ahead();
   product<PHASE>(k, weights, z);
   k.next_buffer();
 }
@@ -32,21 +35,22 @@ template <class Cell> DEVICE void run_cell(const Arguments& args) {
   cell.begin_backward(k);
   for (int s = steps - 1; s >= 0; s--) {
     cell.template backward<0>(k, s, PHASES > 1 ? z_1 : z_0);
-    multiply<0>(k, weights_0, z_0);
+    multiply<0>(k, weights_0, z_0, [&] { cell.template read_ahead<0>(k, s); });
     if (PHASES > 1) {
       cell.template backward<PHASES - 1>(k, s, z_0);
-      multiply<PHASES - 1>(k, weights_1, z_1);
+      multiply<PHASES - 1>(k, weights_1, z_1, [&] { cell.template read_ahead<PHASES - 1>(k, s); });
     }
+    k.gradient_now -= args.B * kColumnStride, k.mixed_now -= args.B * MIXED_STRIDE;
   }
   cell.finish_sums(k);
   cell.finish(k, PHASES > 1 ? z_1 : z_0);
 #else
   cell.begin_forward(k);
   for (int s = cell.first_step(k); s < steps; s++) {
-    multiply<0>(k, weights_0, z_0);
+    multiply<0>(k, weights_0, z_0, [&] { cell.template read_ahead<0>(k, s); });
     cell.template forward<0>(k, s, z_0);
     if (PHASES > 1) {
-      multiply<PHASES - 1>(k, weights_1, z_1);
+      multiply<PHASES - 1>(k, weights_1, z_1, [&] { cell.template read_ahead<PHASES - 1>(k, s); });
       cell.template forward<PHASES - 1>(k, s, z_1);
     }
   }

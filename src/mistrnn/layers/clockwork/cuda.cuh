@@ -28,7 +28,11 @@ struct Clockwork : Gates<ClockworkGates> {
     EACH_ROW start[j] = k.in_batch(j) ? k.args.clock[k.e * k.args.clock_trial + k.row + sequence_of(j)] : 0;
     EACH_VALUE periods[unit_index(i)] = period(k.unit + unit_of(i));
   }
-  METHOD int first_step(Block& k) { return k.load_x(0), 0; }
+  METHOD int first_step(Block&) { return 0; }
+  template <int PHASE> METHOD void read_ahead(Block& k, int s) {
+    if (BACKWARD) load(k, s - 1);
+    else k.load_x(s);
+  }
   METHOD unsigned clock(Block& k, int s, int j) const {
     if (kReset && k.active(s, j) && k.origin(s, j) >= 0) return s - k.origin(s, j);
     return (unsigned)(start[j] + s);
@@ -43,7 +47,6 @@ struct Clockwork : Gates<ClockworkGates> {
     norm(k, s, 0, v);
     EACH_VALUE v[i] = ticks(clocks[row_of(i)], i) ? tanh_of(v[i]) : h[i];  // (1) (2)
     new_state(k, s, v);
-    k.load_x(s + 1);
   }
   METHOD void finish(Block& k, Real (&z)[1][kValues]) {
     if (BACKWARD) finish_backward(k, z[0]);
@@ -77,7 +80,6 @@ struct Clockwork : Gates<ClockworkGates> {
     norm_backward(k, s, 0, dh);
     gradient(k, s, 0, dh);
     k.publish(0, dh);
-    load(k, s - 1);
   }
 };
 

@@ -23,7 +23,11 @@ struct Gru : Gates<GruGates> {
     EACH_VALUE bias_hn[unit_index(i)] =
         HAS_BIAS_HN && k.unit + unit_of(i) < H ? k.args.bias_hn[k.e * k.args.bias_hn_trial + k.unit + unit_of(i)] : Real(0);
   }
-  METHOD int first_step(Block& k) { return k.load_x(0), 0; }
+  METHOD int first_step(Block&) { return 0; }
+  template <int PHASE> METHOD void read_ahead(Block& k, int s) {
+    if (BACKWARD) load(k, s - 1);
+    else k.load_x(s);
+  }
 
   template <int PHASE> METHOD void forward(Block& k, int s, Real (&z)[3][kValues]) {
     Values &r = z[0], &update = z[1], &y = z[2], n, fresh;
@@ -44,7 +48,6 @@ struct Gru : Gates<GruGates> {
       store_all(k.record(s, kNew), n), store_all(k.record(s, kY), y);
     }
     new_state(k, s, fresh);
-    k.load_x(s + 1);
   }
   template <int TALL> METHOD void finish(Block& k, Real (&z)[TALL][kValues]) {
     if (BACKWARD) finish_backward(k, z[0]);
@@ -88,7 +91,6 @@ struct Gru : Gates<GruGates> {
     gradient(k, s, 0, dr), gradient(k, s, 1, du), gradient(k, s, 2, dn), gradient(k, s, 3, dy);
     if (kNorm) EACH_VALUE sum[3][0][unit_index(i)] += dy[i];  // b_hn stands inside the norm
     k.publish(0, dr), k.publish(1, du), k.publish(2, dy);
-    load(k, s - 1);
   }
 };
 

@@ -17,12 +17,15 @@ struct Lstm : Gates<LstmGates> {
   Values c;  // forwards the memory cell, backwards the gradient that it gets from the step after
 
   METHOD int first_step(Block& k) {
-    k.load_x(0);
     k.load_state(k.args.initial_c, k.args.initial_c_trial, 0, c);
     hide(k, 0, c);
     return 0;
   }
 
+  template <int PHASE> METHOD void read_ahead(Block& k, int s) {
+    if (BACKWARD) load(k, s - 1);
+    else k.load_x(s);
+  }
   template <int PHASE> METHOD void forward(Block& k, int s, Real (&gate)[4][kValues]) {
     Values fresh;
 #pragma unroll
@@ -43,7 +46,6 @@ struct Lstm : Gates<LstmGates> {
     }
     hide(k, s + 1, c);
     new_state(k, s, fresh);
-    k.load_x(s + 1);
   }
   template <int TALL> METHOD void finish(Block& k, Real (&z)[TALL][kValues]) {
     if (BACKWARD) {
@@ -98,7 +100,6 @@ struct Lstm : Gates<LstmGates> {
       gradient(k, s, g, dz[g]);
       k.publish(g, dz[g]);
     }
-    load(k, s - 1);
   }
 };
 

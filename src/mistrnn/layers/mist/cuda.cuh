@@ -18,7 +18,7 @@ struct Mist : Gates<MistGates> {
   enum { kR, kH };
   typedef Real Weights_[kSlots][kRows];  // of the delays that are this lane's
 
-  Values history[D];  // the states that step s mixes, read one step ahead
+  Values history[D];  // the states that step s mixes
   Weights_ a;
 
   METHOD void load_history(Block& k, int s) {
@@ -36,10 +36,16 @@ struct Mist : Gates<MistGates> {
     }
     Gates<MistGates>::begin_forward(k);
   }
-  METHOD int first_step(Block& k) {
-    k.load_x(0);
-    if (kPrefetch && k.args.T > 0) load_history(k, 0);
-    return 0;
+  METHOD int first_step(Block&) { return 0; }
+  template <int PHASE> METHOD void read_ahead(Block& k, int s) {
+    if (!BACKWARD) {
+      if (PHASE == 0) k.load_x(s);
+      if (PHASE == 0) load_history(k, s);
+    } else if (PHASE == 0) {
+      load_mixture(k, s);
+    } else if (s > 0) {
+      load_later(k, s - 1), load_step(k, s - 1);
+    }
   }
   METHOD void store_extra(Block& k, int s, int part, const Weights_& v) const {
     if (k.warp == 0 && k.cta == 0)
@@ -70,7 +76,6 @@ struct Mist : Gates<MistGates> {
   }
   METHOD void mix(Block& k, int s, Values& r, Values& z_a) {
     Values m;
-    if (!kPrefetch) load_history(k, s);
     // A tile of the softmax's rows has them as units: d, and d + 8.
     EACH_SLOT EACH_ROW
       a[slot][j] = d < D ? z_a[j / 2 * 4 + slot * 2 + j % 2] + extra_input(k, s, slot, d, j) : Real(-1e30);
@@ -108,22 +113,37 @@ struct Mist : Gates<MistGates> {
     norm(k, s, kH, v);
     EACH_VALUE v[i] = tanh_of(v[i]);                                                    // (4)
     new_state(k, s, v);
-    if (kPrefetch && s + 1 < (int)k.args.T) load_history(k, s + 1);
-    k.load_x(s + 1);
   }
   template <int TALL> METHOD void finish(Block& k, Real (&z)[TALL][kValues]) {
-    if (BACKWARD) finish_initial(k, z[0]);
-    else finish_forward(k);
+    if (BACKWARD) return finish_initial(k, z[0]);
+    finish_forward(k);
+    Weights_ zeros;  // no step after the last reads a state
+    EACH_SLOT EACH_ROW zeros[slot][j] = 0;
+    for (int m = 0; kSave && m < M; m++) store_extra(k, (int)k.args.T + m, 0, zeros);
   }
 
-  // Backwards. dm of the newest RING steps lies in a ring; that of the very last is here.
+  // Backwards. dm of all steps lies in a stream of its own, with zeros for M steps after the last; that of the very last
+  // step that was computed is here, too.
   Values dm, later[D], state, outer, reset;
   Weights_ a_later;
-  Real* ring;
+  Real* dm_stream;
+  const Real* a_ahead[kSlots];  // where the weight stands by which this lane's delay reads the state of step 0
 
-  METHOD Real* slot_of(int s) const { return ring + s % RING * (32 * kValues); }
+  METHOD Real* dm_of(int s) const { return dm_stream + (long)s * (32 * kValues); }
   // What the sum (3') at step s needs of later steps.
   METHOD void load_later(Block& k, int s) {
+    EACH_SLOT EACH_ROW {
+      a_later[slot][j] = a_ahead[slot][(long)s * Block::kExtraStep + j];
+      if (kLengths || kReset) {
+        const int ahead = (int)((a_ahead[slot] - k.extra_record(0, 0)) / Block::kExtraStep), at = s + ahead;
+        if (at >= k.end(j) || !k.sees(at, ahead, j)) a_later[slot][j] = 0;
+      }
+      if (d >= D) a_later[slot][j] = 0;
+    }
+    EACH_DELAY if (delay(d) != 1) load_all(dm_of(s + delay(d)), later[d]);
+  }
+  // The same for a step before the first.
+  METHOD void load_later_before(Block& k, int s) {
     EACH_SLOT {
       int ahead = 0;
 #pragma unroll
@@ -135,10 +155,8 @@ struct Mist : Gates<MistGates> {
       }
     }
     EACH_DELAY {
-      const int at = s + delay(d);
-      if (delay(d) == 1) continue;
       EACH_VALUE later[d][i] = 0;
-      if (at >= 0 && at < (int)k.args.T) load_all(slot_of(at), later[d]);
+      if (delay(d) != 1 && s + delay(d) >= 0) load_all(dm_of(s + delay(d)), later[d]);
     }
   }
   METHOD void load_step(Block& k, int s) {
@@ -155,8 +173,17 @@ struct Mist : Gates<MistGates> {
   METHOD void begin_backward(Block& k) {
     Gates<MistGates>::begin_backward(k);
     const long warp = ((k.e * (gridDim.x / C) + blockIdx.x / C) * C + k.cta) * W + k.warp;
-    ring = k.args.ring + (warp * RING * 32 + k.lane) * kValues;
+    dm_stream = k.args.ring + (warp * (k.args.T + M) * 32 + k.lane) * kValues;
+    hold(dm_stream);
     EACH_VALUE dm[i] = 0;
+    for (int m = 0; m < M; m++) store_all(dm_of((int)k.args.T + m), dm);
+    EACH_SLOT {
+      int ahead = 0;
+#pragma unroll
+      for (int n = 0; n < D; n++) if (n == d) ahead = delay(n);
+      a_ahead[slot] = k.extra_record(ahead, 0) + slot * kRows;
+      hold(a_ahead[slot]);
+    }
     if (k.args.T > 0) load_later(k, (int)k.args.T - 1), load_step(k, (int)k.args.T - 1);
   }
   // (3') the sum over d of a_{s+d} dm_{s+d}
@@ -181,7 +208,6 @@ struct Mist : Gates<MistGates> {
     norm_backward(k, s, kH, dh);
     gradient(k, s, kH, dh);
     k.publish(0, dh);
-    load_mixture(k, s);
   }
   METHOD void mix_backward(Block& k, int s, Values& dq) {
     Values m;
@@ -193,7 +219,7 @@ struct Mist : Gates<MistGates> {
       dm[i] = dq[i] * reset[i];
       m[i] = 0;
     }
-    store_all(slot_of(s), dm);
+    store_all(dm_of(s), dm);
     EACH_DELAY {
       Rows weight;
       EACH_ROW weight[j] = k.from_owner(a, d, j), da[d][j] = 0;
@@ -202,14 +228,13 @@ struct Mist : Gates<MistGates> {
         da[d][row_of(i)] += dm[i] * history[d][i];                                      // (3')
       }
     }
-    Real* mixed = k.args.mixed + k.e * k.args.T * k.args.B * MIXED_STRIDE;
     EACH_VALUE {
       m[i] *= reset[i];
       dq[i] *= m[i] * (1 - reset[i]);                                                   // (2')
       if (kDropout) m[i] *= drop[i];
-      if (k.has(i)) mixed[k.at(s, i, MIXED_STRIDE)] = k.is_active(s, i) ? m[i] : Real(0);
+      if (!k.is_active(s, i)) m[i] = 0;
     }
-    if (s > 0) load_later(k, s - 1);
+    k.store(k.mixed_now, MIXED_STRIDE, m);
     k.add_to_owners(da, da_own);
     EACH_ROW {
       Real mean = 0;
@@ -222,7 +247,6 @@ struct Mist : Gates<MistGates> {
     gradient(k, s, kR, dq);
     k.publish(0, dq);
     extra_gradient(k, s, da_own);
-    if (s > 0) load_step(k, s - 1);
   }
   METHOD void extra_gradient(Block& k, int s, const Weights_& v) {
     EACH_SLOT EACH_ROW {
@@ -230,8 +254,7 @@ struct Mist : Gates<MistGates> {
       if (kSumsX) sum_extra[slot][kSumsX] += v[slot][j] * k.x[j];
       if (k.warp == 0 && d < D) {
         k.publish_extra(1, d, j, v[slot][j]);
-        if (k.cta == 0 && k.in_batch(j))
-          k.args.dz[((k.e * k.args.T + s) * k.args.B + k.row + sequence_of(j)) * kColumnStride + d] = v[slot][j];
+        if (k.cta == 0 && k.in_batch(j)) k.gradient_now[sequence_of(j) * kColumnStride + d - k.unit] = v[slot][j];
       }
     }
   }
@@ -256,7 +279,7 @@ struct Mist : Gates<MistGates> {
     for (int back = 1; back <= M && k.args.d_initial_h; back++) {
       Values dh;
       load_outer(k, -back, dh);
-      load_later(k, -back);
+      load_later_before(k, -back);
       gather(k, dh);
       if (back == 1) EACH_VALUE dh[i] += sent[i];
       k.store_state(k.args.d_initial_h, M, M - back, dh);

@@ -66,6 +66,9 @@ struct Narx : Gates<NarxGates> {
   }
   METHOD int first_step(Block& k) { return any_before ? 1 - M : 0; }
 
+  template <int PHASE> METHOD void read_ahead(Block& k, int s) {
+    if (!BACKWARD && s >= 0) k.load_x(s);
+  }
   // The product that comes before step s is that of the state before it.
   template <int PHASE> METHOD void forward(Block& k, int s, Real (&z)[D][kValues]) {
     give(k, s - 1, z);
@@ -77,7 +80,6 @@ struct Narx : Gates<NarxGates> {
     if (s == 0) k.load_state(k.args.initial_h, k.args.initial_h_trial, M - 1, h);
     hide(k, s, h);
     Values v;
-    k.load_x(s);
     take(s, v);
     add_input(k, s, 0, v);
     norm(k, s, 0, v);

@@ -12,7 +12,11 @@ struct RnnGates {
 };
 
 struct Rnn : Gates<RnnGates> {
-  METHOD int first_step(Block& k) { return k.load_x(0), 0; }
+  METHOD int first_step(Block&) { return 0; }
+  template <int PHASE> METHOD void read_ahead(Block& k, int s) {
+    if (BACKWARD) load(k, s - 1);
+    else k.load_x(s);
+  }
 
   template <int PHASE> METHOD void forward(Block& k, int s, Real (&z)[1][kValues]) {
     Values& v = z[0];
@@ -20,7 +24,6 @@ struct Rnn : Gates<RnnGates> {
     norm(k, s, 0, v);
     EACH_VALUE v[i] = tanh_of(v[i]);  // (1)
     new_state(k, s, v);
-    k.load_x(s + 1);
   }
   METHOD void finish(Block& k, Real (&z)[1][kValues]) {
     if (BACKWARD) finish_backward(k, z[0]);
@@ -48,7 +51,6 @@ struct Rnn : Gates<RnnGates> {
     norm_backward(k, s, 0, dh);
     gradient(k, s, 0, dh);
     k.publish(0, dh);
-    load(k, s - 1);
   }
 };
 
