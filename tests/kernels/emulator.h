@@ -156,4 +156,5 @@ DEVICE void multiply_add(float (&sum)[4], uint4 a, uint2 b) {
   }
   sync_warp();
 }
+DEVICE void prefetch(const void*) {}
 DEVICE uint4 load_weights(const uint4* pointer) { return *pointer; }

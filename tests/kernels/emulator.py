@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from mistrnn.kernels import _variant, cuda, ops
-from mistrnn.kernels._variant import Launch, Problem, Variant
+from mistrnn.kernels import _variant, choices, cuda, ops
+from mistrnn.kernels._variant import Launch, OuterVariant, Problem, Variant
 from mistrnn.kernels.choices import fitting
 
 MAIN = """
@@ -34,6 +34,22 @@ extern "C" int emulate(const Arguments* args, int is_run, int x, int y, int z, i
 """
 
 
+OUTER_MAIN = MAIN.replace("is_run ? +[]() { run(given); } : +[]() { pack(given); }", "+[]() { outer(given); }")
+
+
+class EmulatedOuterKernel:
+    """As `_nvrtc.OuterKernel`."""
+
+    def __init__(self, variant: OuterVariant) -> None:
+        self.variant = variant
+        size = ctypes.sizeof(cuda.OuterArguments)
+        self._emulate = _compiled(f"#define ARGUMENTS_SIZE {size}\n{variant.source}{OUTER_MAIN}").emulate
+
+    def run(self, arguments: ctypes.Structure, grid: tuple[int, int, int], stream: int) -> None:
+        shared = ctypes.c_long(self.variant.shared_memory)
+        self._emulate(ctypes.byref(arguments), 1, *grid, self.variant.threads, 1, shared)
+
+
 class EmulatedKernels:
     """As `_nvrtc.Kernels`."""
 
@@ -48,7 +64,7 @@ class EmulatedKernels:
     def run(self, arguments: ctypes.Structure, trials: int, batch: int, stream: int) -> None:
         launch = self.variant.launch
         grid = (self.variant.blocks(batch) * launch.cluster, trials, 1)
-        self._run(arguments, 1, grid, 32 * self.variant.warps, launch.cluster, self.variant.shared_memory)
+        self._run(arguments, 1, grid, self.variant.threads, launch.cluster, self.variant.shared_memory)
 
     def _run(self, arguments: Any, is_run: int, grid: Any, threads: int, cluster: int, shared: int) -> None:
         self._emulate(ctypes.byref(arguments), is_run, *grid, threads, cluster, ctypes.c_long(shared))
@@ -92,6 +108,9 @@ def emulate(patch: pytest.MonkeyPatch, parts: int | None = None, launch: Launch 
 
     patch.setattr(cuda, "choose", choose)
     patch.setattr(cuda, "load", cache(lambda variant, device: EmulatedKernels(variant)))
+    patch.setattr(cuda, "load_outer", cache(lambda variant, device: EmulatedOuterKernel(variant)))
     patch.setattr(cuda, "current_stream", lambda device: 0)
+    patch.setattr(choices, "capability_of", lambda device: capability)
+    patch.setattr(choices, "multiprocessors", lambda device: 3)
     patch.setattr(ops.cpu, "forward", with_parts(partial(cuda.forward, device="cpu")))
     patch.setattr(ops.cpu, "backward", with_parts(partial(cuda.backward, device="cpu")))

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mistrnn.kernels._variant import Variant, headers
+from mistrnn.kernels._variant import OuterVariant, Variant, headers
 
 OPTIONS = ("--std=c++17", "--restrict", "--extra-device-vectorization", "--diag-suppress=177", "--diag-suppress=550")
 
@@ -51,7 +51,7 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mistrnn/kernels"
 
 
-def compiled(variant: Variant) -> bytes:
+def compiled(variant: Variant | OuterVariant) -> bytes:
     """Return a variant's machine code, from the disk if it is there."""
     name = key(variant)
     kept = folder() / f"{name}.cubin"
@@ -74,19 +74,19 @@ def compiled(variant: Variant) -> bytes:
     return code
 
 
-def key(variant: Variant) -> str:
+def key(variant: Variant | OuterVariant) -> str:
     """Return the name under which a variant is kept: its whole source, the architecture and the compiler's version."""
     _, nvrtc = bindings()
     _, major, minor = nvrtc.nvrtcVersion()
-    text = [variant.source, *(part for pair in headers(variant.problem.cell) for part in pair), *OPTIONS]
+    text = [variant.source, *(part for pair in headers(variant) for part in pair), *OPTIONS]
     text.append(f"sm_{variant.capability} nvrtc {major}.{minor}")
     return hashlib.sha256("\0".join(text).encode()).hexdigest()[:32]
 
 
-def compile_now(variant: Variant, *options: str) -> tuple[bytes, str]:
+def compile_now(variant: Variant | OuterVariant, *options: str) -> tuple[bytes, str]:
     """Compile a variant; return its machine code and what the compiler said."""
     _, nvrtc = bindings()
-    files = list(headers(variant.problem.cell))
+    files = list(headers(variant))
     texts, names = [text.encode() for _, text in files], [name.encode() for name, _ in files]
     status, program = nvrtc.nvrtcCreateProgram(variant.source.encode(), b"mistrnn.cu", len(files), texts, names)
     _expect(nvrtc, status)
@@ -98,7 +98,7 @@ def compile_now(variant: Variant, *options: str) -> tuple[bytes, str]:
         nvrtc.nvrtcGetProgramLog(program, log)
         words = log.decode(errors="replace").strip("\0 \n")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise CompileError(f"{variant.problem.cell}: expected the kernel to compile, got {status.name}:\n{words}")
+            raise CompileError(f"mistrnn: expected {variant} to compile, got {status.name}:\n{words}")
         _, size = nvrtc.nvrtcGetCUBINSize(program)
         code = b" " * size
         _expect(nvrtc, *nvrtc.nvrtcGetCUBIN(program, code))
@@ -112,55 +112,78 @@ def _expect(nvrtc: Any, status: Any) -> None:
         raise CompileError(f"mistrnn: expected NVRTC to work, got {status.name}.")
 
 
-class Kernels:
-    """A variant's two kernels on one GPU: `pack`, which lays out the weights, and `run`."""
+class Module:
+    """Machine code on one GPU, in the context that is current when it is made: torch's own."""
 
-    def __init__(self, variant: Variant) -> None:
-        self.variant = variant
+    def __init__(self, variant: Variant | OuterVariant) -> None:
         driver, _ = bindings()
-        code = compiled(variant)
-        self._module = _checked(driver.cuModuleLoadData(code))  # of the current context, torch's own
-        self._functions = {name: _checked(driver.cuModuleGetFunction(self._module, name.encode())) for name in ("pack", "run")}
-        attribute = driver.CUfunction_attribute
-        run, memory = self._functions["run"], variant.shared_memory
-        _checked(driver.cuFuncSetAttribute(run, attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, memory))
-        if variant.launch.cluster > 8:
-            _checked(driver.cuFuncSetAttribute(run, attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1))
+        self._module = _checked(driver.cuModuleLoadData(compiled(variant)))
 
-    def pack(self, arguments: ctypes.Structure, trials: int, stream: int) -> None:
-        """Lay out the weights."""
-        blocks = -(-self.variant.tiles // 8)
-        self._launch("pack", (blocks, self.variant.launch.cluster, trials), 256, 0, 1, arguments, stream)
+    def function(self, name: str, memory: int = 0, large_cluster: bool = False) -> "Function":
+        """Return a kernel by its name, which may take so much shared memory."""
+        driver, _ = bindings()
+        function = _checked(driver.cuModuleGetFunction(self._module, name.encode()))
+        attributes = driver.CUfunction_attribute
+        _checked(driver.cuFuncSetAttribute(function, attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, memory))
+        if large_cluster:
+            _checked(driver.cuFuncSetAttribute(function, attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1))
+        return Function(function, memory)
 
-    def run(self, arguments: ctypes.Structure, trials: int, batch: int, stream: int) -> None:
-        """Run all steps."""
-        launch = self.variant.launch
-        grid = (self.variant.blocks(batch) * launch.cluster, trials, 1)
-        threads, memory = 32 * self.variant.warps, self.variant.shared_memory
-        self._launch("run", grid, threads, memory, launch.cluster, arguments, stream)
 
-    def _launch(
-        self,
-        name: str,
-        grid: tuple[int, int, int],
-        threads: int,
-        memory: int,
-        cluster: int,
-        arguments: ctypes.Structure,
-        stream: int,
+class Function:
+    """One kernel."""
+
+    def __init__(self, function: Any, memory: int) -> None:
+        self._function, self._memory = function, memory
+
+    def launch(
+        self, grid: tuple[int, int, int], threads: int, arguments: ctypes.Structure, stream: int, cluster: int = 1
     ) -> None:
+        """Launch it on a stream."""
         driver, _ = bindings()
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-        config.sharedMemBytes, config.hStream = memory, stream
+        config.sharedMemBytes, config.hStream = self._memory, stream
         if cluster > 1:
             attribute = driver.CUlaunchAttribute()
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = cluster, 1, 1
             config.attrs, config.numAttrs = [attribute], 1
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
-        _checked(driver.cuLaunchKernelEx(config, self._functions[name], ctypes.addressof(pointers), 0))
+        _checked(driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0))
+
+
+class Kernels:
+    """A variant's two kernels on one GPU: `pack`, which lays out the weights, and `run`."""
+
+    def __init__(self, variant: Variant) -> None:
+        self.variant = variant
+        module = Module(variant)
+        self._pack = module.function("pack")
+        self._run = module.function("run", variant.shared_memory, variant.launch.cluster > 8)
+
+    def pack(self, arguments: ctypes.Structure, trials: int, stream: int) -> None:
+        """Lay out the weights."""
+        self._pack.launch((-(-self.variant.tiles // 8), self.variant.launch.cluster, trials), 256, arguments, stream)
+
+    def run(self, arguments: ctypes.Structure, trials: int, batch: int, stream: int) -> None:
+        """Run all steps."""
+        cluster = self.variant.launch.cluster
+        grid = (self.variant.blocks(batch) * cluster, trials, 1)
+        self._run.launch(grid, self.variant.threads, arguments, stream, cluster)
+
+
+class OuterKernel:
+    """The kernel of a weight gradient on one GPU."""
+
+    def __init__(self, variant: OuterVariant) -> None:
+        self.variant = variant
+        self._outer = Module(variant).function("outer", variant.shared_memory)
+
+    def run(self, arguments: ctypes.Structure, grid: tuple[int, int, int], stream: int) -> None:
+        """Add up all products."""
+        self._outer.launch(grid, self.variant.threads, arguments, stream)
 
 
 class DriverError(RuntimeError):

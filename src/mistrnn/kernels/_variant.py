@@ -144,8 +144,8 @@ class Launch:
     """Blocks that share the units."""
     stack: int = 1
     """Times 16 units of a warp."""
-    prefetch: bool = True
-    """Whether MIST forwards reads its history one step ahead."""
+    ranges: int = 1
+    """Warps that share what a product adds up."""
     spare: int = 0
     """Registers of a thread that are left to the compiler beyond what it was seen to need."""
 
@@ -170,8 +170,13 @@ class Variant:
 
     @property
     def warps(self) -> int:
-        """Warps of a block."""
+        """Warps of a block that have units."""
         return ceil(self.problem.hidden / self.launch.cluster / (16 * self.launch.stack))
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps * self.launch.ranges
 
     @property
     def units(self) -> int:
@@ -188,7 +193,7 @@ class Variant:
         """For each product, how many matrices of the block's units stand on top of each other, and what they read."""
         everyone, count = self.units * self.launch.cluster, len(self.problem.delays)
         if self.problem.cell == "mist":
-            return [(1, everyone), (1, everyone + count)] if self.problem.backward else [(2, everyone), (1, everyone)]
+            return [(1, everyone), (1, everyone + count)] if self.problem.backward else [(1, everyone), (1, everyone)]
         if self.problem.cell == "narx":
             return [(count, everyone)]
         gates = self.problem.gates
@@ -197,13 +202,13 @@ class Variant:
     @property
     def registers(self) -> int:
         """Registers that a thread can have: a quarter of the warps share a quarter of the multiprocessor's."""
-        return min(MOST_REGISTERS, REGISTERS_OF_A_MULTIPROCESSOR // 128 // ceil(self.warps / 4) // 8 * 8)
+        return min(MOST_REGISTERS, REGISTERS_OF_A_MULTIPROCESSOR // 128 // ceil(self.threads / 128) // 8 * 8)
 
     @cached_property
     def shapes(self) -> list[Shape]:
         """The shape of each product: weights fill the registers that are free, then shared memory."""
         parts, stack = self.problem.parts, self.launch.stack
-        shapes = [Shape(tall, ceil(columns / 16)) for tall, columns in self.products]
+        shapes = [Shape(tall, self._wide(columns)) for tall, columns in self.products]
         if parts == 0:
             return shapes
         free = self.registers - self._registers_beside()
@@ -211,7 +216,7 @@ class Variant:
         in_registers, in_shared = [0] * len(shapes), [0] * len(shapes)
         for kept, budget, cost in (
             (in_registers, free, 4 * parts * stack),
-            (in_shared, memory, 512 * parts * stack * self.warps),
+            (in_shared, memory, 16 * parts * stack * self.threads),
         ):
             while True:
                 fitting = [
@@ -226,12 +231,16 @@ class Variant:
                 budget -= cost * shapes[k].tall
         return [Shape(s.tall, s.wide, in_registers[k], in_shared[k]) for k, s in enumerate(shapes)]
 
+    def _wide(self, columns: int) -> int:
+        """Return the tiles along what one range of a product reads."""
+        return ceil(columns / 16 / self.launch.ranges) if self.problem.parts else ceil(columns / 16)
+
     def _registers_beside(self) -> int:
         problem, launch = self.problem, self.launch
         count, vectors = len(problem.delays), self.values
         beside = REGISTERS_BESIDE[problem.cell, problem.backward] + launch.spare
         if problem.cell == "mist":
-            beside += (2 * count - 1) * vectors if problem.backward else (count - 1) * vectors * launch.prefetch
+            beside += (2 * count - 1) * vectors if problem.backward else (count - 1) * vectors + 4 * problem.parts * launch.stack
         if vectors > 4:
             beside += VECTORS_BESIDE[problem.cell, problem.backward] * (vectors - 4)
         return beside + 24 * problem.norm
@@ -240,13 +249,13 @@ class Variant:
     def streamed(self) -> int:
         """Bytes of weights that a block reads from the second-level cache at every step."""
         tiles = sum((s.wide - s.in_registers - s.in_shared) * s.tall for s in self.shapes)
-        return tiles * self.launch.stack * self.warps * 512 * self.problem.parts
+        return tiles * self.launch.stack * self.threads * 16 * self.problem.parts
 
     @property
     def u_stride(self) -> int:
         """From one sequence to the next in what a product reads, in bytes, without conflicts between banks."""
         parts, item = self.problem.parts, 8 if self.problem.double else 4
-        columns = max(ceil(columns / 16) * 16 for _, columns in self.products)
+        columns = max(self._wide(columns) * 16 * (self.launch.ranges if parts else 1) for _, columns in self.products)
         if parts == 0:
             return columns * item
         used, offsets = columns * 2 * parts, (64,) if parts == 2 else (32, 96)
@@ -263,22 +272,35 @@ class Variant:
         return max(width, ceil(count / 8) * rows if problem.cell == "mist" and problem.backward else 0)
 
     @property
+    def extra_width(self) -> int:
+        """Numbers of a lane that the softmax of MIST adds up over the warps, forwards."""
+        problem = self.problem
+        if problem.cell != "mist" or problem.backward:
+            return 0
+        return ceil(len(problem.delays) / 8) * (self.launch.rows // 4)
+
+    @property
     def _memory_beside(self) -> int:
         """Bytes of shared memory that the weights leave to the rest: u and the sums over units."""
         item = 8 if self.problem.double else 4
-        totals = 2 * self.launch.cluster * self.warps * 32 * self.sum_width * item
-        return 2 * self.launch.rows * self.u_stride + ceil(totals / 16) * 16
+        totals = 2 * self.launch.cluster * self.warps * 32 * (self.sum_width + self.extra_width)
+        tall = max(tall for tall, _ in self.products)
+        partial = (self.launch.ranges - 1) * self.warps * tall * 32 * self.values
+        return 2 * self.launch.rows * self.u_stride + ceil((totals + partial) * item / 16) * 16
 
     @property
     def shared_memory(self) -> int:
         """Bytes of shared memory of a block."""
-        tiles = sum(s.in_shared * s.tall for s in self.shapes) * self.launch.stack * self.warps
-        return self._memory_beside + tiles * 512 * self.problem.parts
+        tiles = sum(s.in_shared * s.tall for s in self.shapes) * self.launch.stack
+        return self._memory_beside + tiles * self.threads * 16 * self.problem.parts
 
     @property
     def tiles(self) -> int:
         """Tiles of packed weights of a block."""
-        return sum(s.tall * s.wide for s in self.shapes) * self.launch.stack * self.warps if self.problem.parts else 0
+        if not self.problem.parts:
+            return 0
+        extra = self.launch.stack * self.warps if self.extra_width else 0
+        return sum(s.tall * s.wide for s in self.shapes) * self.launch.stack * self.threads // 32 + extra
 
     def blocks(self, batch: int) -> int:
         """Return how many blocks (or clusters of them) a batch takes."""
@@ -311,6 +333,7 @@ class Variant:
             "CLUSTER": launch.cluster,
             "ROWS": launch.rows,
             "STACK": launch.stack,
+            "RANGES": launch.ranges,
             "WARPS": self.warps,
             "PARTS": problem.parts,
             "PHASES": problem.phases,
@@ -325,9 +348,9 @@ class Variant:
             "SAVE": problem.save,
             "REVERSE": problem.reverse,
             "ZONEOUT": problem.zoneout,
-            "PREFETCH": launch.prefetch,
             "U_STRIDE": self.u_stride,
             "SUM_WIDTH": self.sum_width,
+            "EXTRA_WIDTH": self.extra_width,
             "TILES_AT": self._memory_beside,
             "PARAMETER_ROWS": problem.gates * problem.hidden + problem.extra_rows,
             "RECORD": problem.record,
@@ -348,13 +371,49 @@ class Variant:
             [
                 *lines,
                 f'#include "layers/{cell}/cuda.cuh"',
-                f"KERNEL({32 * self.warps}) run(const GRID_CONSTANT Arguments args) {{ run_cell<{cell.title()}>(args); }}",
+                f"KERNEL({self.threads}) run(const GRID_CONSTANT Arguments args) {{ run_cell<{cell.title()}>(args); }}",
                 "",
             ]
         )
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What the source includes."""
+        return (*(f"kernels/cuh/{header}.cuh" for header in HEADERS), f"layers/{self.problem.cell}/cuda.cuh")
 
-def headers(cell: str) -> Iterator[tuple[str, str]]:
+
+@dataclass(frozen=True)
+class OuterVariant:
+    """The kernel of a weight gradient, see outer.cuh: so many warps and tiles of 8 columns beside each other."""
+
+    parts: int
+    warps: int
+    tiles: int
+    capability: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes of shared memory of a block."""
+        return 2 * self.parts * 4 * (16 * self.warps + 4 + ceil(self.tiles / 2) * 16 + 4) * 8
+
+    @property
+    def source(self) -> str:
+        """The program."""
+        constants = {"PARTS": self.parts, "WARPS": self.warps, "TILES": self.tiles}
+        return "".join(f"#define {key} {value}\n" for key, value in constants.items()) + '#include "kernels/cuh/outer.cuh"\n'
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What the source includes."""
+        return ("kernels/cuh/device.cuh", "kernels/cuh/outer.cuh")
+
+
+def headers(variant: Variant | OuterVariant) -> Iterator[tuple[str, str]]:
     """Give the name and the text of every file that the source includes."""
-    for name in [*(f"kernels/cuh/{header}.cuh" for header in HEADERS), f"layers/{cell}/cuda.cuh"]:
+    for name in variant.files:
         yield name, (ROOT / name).read_text(encoding="utf-8")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from mistrnn.kernels._variant import Launch, Problem, Variant
+from mistrnn.kernels._variant import Launch, OuterVariant, Problem, Variant
 
 CLUSTERS = (1, 2, 4, 8, 16)
 OLDEST_WITH_CLUSTERS = 90
@@ -12,8 +12,7 @@ OLDEST_WITH_CLUSTERS = 90
 
 def choose(problem: Problem, trials: int, batch: int, device: torch.device) -> Variant:
     """Return the variant for a problem on a device."""
-    major, minor = torch.cuda.get_device_capability(device)
-    return fitting(problem, 10 * major + minor)
+    return fitting(problem, capability_of(device))
 
 
 def fitting(problem: Problem, capability: int) -> Variant:
@@ -37,3 +36,38 @@ def fitting(problem: Problem, capability: int) -> Variant:
 
 
 MOST_WARPS = 16
+
+
+def capability_of(device: torch.device) -> int:
+    """Return a GPU's compute capability, times ten."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Return how many multiprocessors a GPU has."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+MOST_ROW_TILES, MOST_COLUMN_TILES = 12, 18
+"""Of a block of a weight gradient: warps with 16 rows each, and columns by 8, for which there are registers."""
+
+
+def outer_variant(parts: int, rows: int, columns: int, device: torch.device) -> OuterVariant:
+    """Return the kernel for a weight gradient of this size: as few blocks as possible, of the same size."""
+
+    def even(tiles: int, most: int) -> int:
+        return -(-tiles // -(-tiles // most))
+
+    return OuterVariant(
+        parts, even(-(-rows // 16), MOST_ROW_TILES), even(-(-columns // 8), MOST_COLUMN_TILES), capability_of(device)
+    )
+
+
+def ranges_of(depth: int, blocks: int, device: torch.device) -> tuple[int, int]:
+    """Return into how many ranges the sum of a weight gradient is cut, and how long they are: all multiprocessors work."""
+    count = multiprocessors(device)
+    most = max(1, min(64, depth // 256))
+    ranges = min(range(1, most + 1), key=lambda n: (-(-blocks * n // count) / n + 0.002 * n, n))
+    per_range = -(-depth // ranges // 16) * 16
+    return -(-depth // per_range), per_range

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from mistrnn.kernels import _nvrtc
-from mistrnn.kernels._nvrtc import Kernels
-from mistrnn.kernels._variant import MAX_DELAY, MAX_DELAYS, MAX_HIDDEN, Problem, Variant
-from mistrnn.kernels.choices import choose
+from mistrnn.kernels._nvrtc import Kernels, OuterKernel
+from mistrnn.kernels._variant import MAX_DELAY, MAX_DELAYS, MAX_HIDDEN, OuterVariant, Problem, Variant
+from mistrnn.kernels.choices import choose, outer_variant, ranges_of
 from mistrnn.kernels.contract import CELLS, DIFFERENTIABLE, INPUTS, Inputs, Settings, check, saved_dtype, there
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -292,7 +292,7 @@ def backward(
     if run.E and run.B:
         run.launch(variant)
     if want_parameters:
-        results |= _parameter_gradients(run, problem, dz, sums.sum(1), mixed, _aligned(output))
+        results |= _parameter_gradients(run, problem, dz, sums.sum(1), mixed, output)
     if want_x:
         rows = there(inputs, "weight_ih").size(1)
         d_x = _product(dz[..., :rows].flatten(1, 2), there(run.inputs, "weight_ih"))
@@ -321,10 +321,10 @@ def _parameter_gradients(
         if lengths is not None:  # padding may hold anything, and 0 * NaN is NaN
             steps = torch.arange(run.T, device=x.device).view(1, -1, 1)
             x = x.masked_fill((steps >= lengths.unsqueeze(1)).unsqueeze(-1), 0.0)
-        found["weight_ih"] = _product(dz[..., :rows].flatten(1, 2).mT, x.flatten(1, 2))
+        found["weight_ih"] = _outer(run, dz[..., :rows], x.contiguous())
     if cell == "mist":
         gates = _against_past(run, dz[..., : count + hidden], 1, output)
-        last = _product(dz[..., count + hidden :].flatten(1, 2).mT, mixed.flatten(1, 2))
+        last = _outer(run, dz[..., count + hidden :], mixed)
         found["weight_hh"] = torch.cat([gates, last], 1)
     elif cell == "narx":
         found["weight_hh"] = torch.cat([_against_past(run, dz, delay, output) for delay in problem.delays], 2)
@@ -342,12 +342,8 @@ def _parameter_gradients(
 def _against_past(run: _Run, dz: Tensor, delay: int, output: Tensor) -> Tensor:
     """Return the sum over all steps and sequences of dz at a step times the state so many steps before, [E, rows, H]."""
     before = run.initial[:, run.M - delay : run.M - delay + min(delay, run.T)]  # what the first steps read
-    plain = run.origin is None and run.inputs["dropout"] is None and not run.settings.reverse
-    if plain:
-        result = _product(dz[:, :delay].flatten(1, 2).mT, before.flatten(1, 2))
-        if run.T > delay:
-            result += _product(dz[:, delay:].flatten(1, 2).mT, output[:, : run.T - delay].flatten(1, 2))
-        return result
+    if run.origin is None and run.inputs["dropout"] is None and not run.settings.reverse:
+        return _outer(run, dz, output, before)
     read = torch.cat([before, run.by_step(output)[:, : run.T - before.size(1)]], 1)
     if run.origin is not None:
         steps = torch.arange(run.T, device=dz.device).view(1, -1, 1)
@@ -355,14 +351,63 @@ def _against_past(run: _Run, dz: Tensor, delay: int, output: Tensor) -> Tensor:
     dropout = run.inputs["dropout"]
     if dropout is not None:
         read = read * dropout.unsqueeze(1)
-    return _product(dz.flatten(1, 2).mT, read.flatten(1, 2))
+    return _outer(run, dz, read)
 
 
-def _aligned(states: Tensor) -> Tensor:
-    """Return the same numbers with rows that begin at whole 16 bytes: torch's products are several times faster on them."""
-    if states.size(-1) % 4 == 0:
-        return states
-    return torch.nn.functional.pad(states, (0, -states.size(-1) % 4))[..., : states.size(-1)]
+class OuterArguments(ctypes.Structure):
+    """What the kernel of a weight gradient is handed; `Arguments` in kernels/cuh/outer.cuh has the same fields."""
+
+    _fields_ = (
+        *_numbers("E", "depth", "rows", "columns"),
+        *_pointers("a"),
+        *_numbers("a_trial", "a_step"),
+        *_pointers("b"),
+        *_numbers("b_trial", "b_step"),
+        *_pointers("first"),
+        *_numbers("first_trial", "first_step", "before", "per_range"),
+        *_pointers("result"),
+    )
+
+
+def _outer(run: _Run, dz: Tensor, read: Tensor, before: Tensor | None = None) -> Tensor:
+    """Return the sum over steps and sequences of dz [E, T, B, rows] times what was read, [E, rows, columns].
+
+    `read` [E, T, B, columns] holds what was read at each step; with `before` [E, d, B, columns], what was read d steps later.
+    """
+    a, b = dz.flatten(1, 2), read.flatten(1, 2)
+    (trials, depth, rows), columns = a.shape, b.size(2)
+    first = None if before is None else before.flatten(1, 2)
+    if run.settings.parts == 0 or not run.E * run.T * run.B:
+        if first is not None:
+            b = torch.cat([first, b[:, : depth - first.size(1)]], 1)
+        return _product(a.mT, b)
+    variant = outer_variant(run.settings.parts, rows, columns, run.x.device)
+    blocks = -(-rows // (16 * variant.warps)) * -(-columns // (8 * variant.tiles))
+    ranges, per_range = ranges_of(depth, blocks * trials, run.x.device)
+    result = a.new_empty(ranges, trials, rows, columns)
+    arguments = OuterArguments(E=trials, depth=depth, rows=rows, columns=columns, per_range=per_range)
+    for name, tensor in (("a", a), ("b", b), ("first", first), ("result", result)):
+        if tensor is not None:
+            setattr(arguments, name, tensor.data_ptr() or None)
+    arguments.a_trial, arguments.a_step, _ = a.stride()
+    arguments.b_trial, arguments.b_step, _ = b.stride()
+    if first is not None:
+        arguments.first_trial, arguments.first_step, _ = first.stride()
+        arguments.before = first.size(1)
+    load_outer(variant, run.x.device).run(arguments, (ranges, blocks, trials), current_stream(run.x.device))
+    return result.sum(0) if ranges > 1 else result[0]
+
+
+def load_outer(variant: OuterVariant, device: torch.device) -> OuterKernel:
+    """Return the kernel of a weight gradient on a device."""
+    with torch.cuda.device(device):
+        return _load_outer(variant, device)
+
+
+@cache
+def _load_outer(variant: OuterVariant, device: torch.device) -> OuterKernel:
+    torch.cuda.current_stream(device)
+    return OuterKernel(variant)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

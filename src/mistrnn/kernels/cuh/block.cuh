@@ -12,6 +12,9 @@
 // records of past steps lie one after the other in a stream of its warp, 16 bytes a thread, so that a state d steps ago
 // stands at a distance that is known when the kernel is compiled.
 //
+// With RANGES > 1 there are as many times WARPS warps: the first WARPS have the units, the others only take their ranges of
+// what the products add up.
+//
 // Names as in call.h of the CPU forms. Everything that is known when a kernel is compiled is a constant: the sizes, the
 // delays, and which options there are. "Step" counts in the order of the run, "time" in that of the input.
 #pragma once
@@ -20,10 +23,10 @@
 
 typedef REAL Real;
 
-constexpr int H = HIDDEN, D = COUNT, M = MEMORY, C = CLUSTER, R = ROWS, W = WARPS, P = PARTS, TW = STACK;
+constexpr int H = HIDDEN, D = COUNT, M = MEMORY, C = CLUSTER, R = ROWS, W = WARPS, P = PARTS, TW = STACK, KS = RANGES;
 constexpr bool kInline = INLINE_INPUTS;  // the only input is multiplied here, or the products come as `projected`
 constexpr bool kLengths = HAS_LENGTHS, kReset = HAS_RESET, kNorm = HAS_NORM, kDropout = HAS_DROPOUT, kBias = HAS_BIAS;
-constexpr bool kSave = SAVE, kReverse = REVERSE, kPrefetch = PREFETCH;
+constexpr bool kSave = SAVE, kReverse = REVERSE;
 constexpr bool kMasks = ZONEOUT == 1;    // zoneout by masks
 constexpr bool kMixture = ZONEOUT == 2;  // and in evaluation, by its probability
 constexpr int NT = R / 8;                // tiles along the sequences
@@ -32,6 +35,7 @@ constexpr int kValues = 4 * NT * TW, kRows = 2 * NT;  // of a thread
 constexpr int kDelays = D > 0 ? D : 1, kSlots = (kDelays + 7) / 8;
 constexpr int kStride = U_STRIDE;        // of a sequence in u, in bytes
 constexpr int kBuffers = 2;              // of u: others may still read the last one
+constexpr int kExtraWidth = EXTRA_WIDTH;
 constexpr int kSumWidth = SUM_WIDTH;     // numbers of a sequence that are added up over the units at once, at most
 constexpr int kG = PARAMETER_ROWS, kColumns = GRADIENT_COLUMNS, kColumnStride = GRADIENT_STRIDE, kRecord = RECORD;
 
@@ -121,7 +125,10 @@ struct Block {
 
   const Arguments& args;
   char* u;       // what a product reads, in parts: [buffers, R, kStride]
-  Real* totals;  // [2, C W, 32, kSumWidth kRows]
+  Real* totals;  // [2, C W, 32, kSumWidth]
+  Real* extra_totals;  // [2, C W, 32, kExtraWidth]: what the softmax of MIST reads of each warp's units
+  Real* partial;  // [KS - 1, W, tall, 32, kValues]: products over the later ranges
+  bool has_units;
   int cta, warp, lane, unit, sequence;  // the thread's first unit and sequence
   long e, row;
   int exists;    // bit i: value i is one; after them, whether the sequences are
@@ -134,9 +141,12 @@ struct Block {
   METHOD Block(const Arguments& args) : args(args) {
     u = shared_memory();
     totals = (Real*)(u + kBuffers * R * kStride);
+    extra_totals = totals + 2 * C * W * 32 * kSumWidth;
+    partial = extra_totals + 2 * C * W * 32 * kExtraWidth;
     cta = C > 1 ? cluster_rank() : 0;
     e = blockIdx.y;
-    warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    warp = threadIdx.x / 32 % W, lane = threadIdx.x & 31;
+    has_units = KS == 1 || threadIdx.x < W * 32;
     const int block = blockIdx.x / C;
     unit = cta * kUnits + warp * 16 * TW + (lane >> 2), sequence = 2 * (lane & 3);
     row = (long)block * R + sequence;
@@ -150,7 +160,7 @@ struct Block {
     }
     Real* saved = args.saved + e * args.saved_trial + block * args.saved_block;
     const long slots = args.T + kBefore;
-    reads = row_of_u(lane >> 2) + (lane & 3) * (8 * P);
+    reads = row_of_u(lane >> 2) + (lane & 3) * (8 * P);  // of the first range
     stream = saved + ((cta * W + warp) * slots + kBefore) * kStep + lane * kValues;
     extra_stream = saved + C * W * slots * kStep + lane * (kRows * kSlots);
     hold(stream), hold(extra_stream);
@@ -165,7 +175,7 @@ struct Block {
                      (row + sequence_of(j)) * args.d_output_sequence + unit;
       hold(x_now[j]), hold(outer_now[j]);
     }
-    for (int n = threadIdx.x; n < kBuffers * R * kStride / 4; n += W * 32) ((unsigned*)u)[n] = 0;
+    for (int n = threadIdx.x; n < kBuffers * R * kStride / 4; n += KS * W * 32) ((unsigned*)u)[n] = 0;
   }
   // Places of the thread's first number at the step that comes next, in tensors that it goes through once. With kReverse,
   // x, output and d_output are found by their time instead.

@@ -98,6 +98,9 @@ DEVICE float fast_reciprocal(float x) {
 }
 DEVICE float as_float(unsigned bits) { return __uint_as_float(bits); }
 
+// Bring what will be read soon into the second-level cache.
+DEVICE void prefetch(const void* pointer) { asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(pointer))); }
+
 // A load of weights that many blocks share: it stays in the second-level cache and out of the first.
 DEVICE uint4 load_weights(const uint4* pointer) { return __ldcg(pointer); }
 

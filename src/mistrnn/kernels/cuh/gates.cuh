@@ -14,6 +14,8 @@ constexpr int kKinds = 1 + kSumsX + kNorm;    // of sums: the bias, the only inp
 constexpr int kTableRows = 1 + kInline + kNorm;  // bias, weight of the input, gain
 
 template <class Cell> struct Gates {
+  static constexpr bool kAllBegin = false;  // whether warps without units take part in begin_forward
+  Softmax softmax;
   Values h;     // forwards the state before this step; backwards what a step sends to it beside the products
   Values drop;
   Real table[Cell::kGates][kTableRows][2 * TW], extra_table[kSlots][kTableRows];

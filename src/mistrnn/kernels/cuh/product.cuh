@@ -12,21 +12,35 @@
 
 #include "kernels/cuh/block.cuh"
 
-// TALL row blocks of tiles for every warp's units, WIDE tiles along what is read. Of the WIDE, the first IN_REGISTERS stay
+// TALL row blocks of tiles for every warp's units, WIDE tiles along what a range reads. Of the WIDE, the first IN_REGISTERS stay
 // there, then come IN_SHARED, and the rest is read from global memory each time.
 template <int TALL, int WIDE, int IN_REGISTERS, int IN_SHARED> struct Shape {
   static constexpr int kTall = TALL, kWide = WIDE, kRegisters = IN_REGISTERS, kShared = IN_SHARED;
   static constexpr int MB = TALL * TW;                // tiles of a warp on top of each other
-  static constexpr int kTiles = W * MB * WIDE;        // of the whole product
+  static constexpr int kTiles = KS * W * MB * WIDE;   // of the whole product
   static constexpr int kHeld = IN_REGISTERS * MB * P;  // uint4 of a lane
-  static constexpr int kSharedTiles = W * MB * IN_SHARED;
+  static constexpr int kSharedTiles = KS * W * MB * IN_SHARED;
 };
 
 typedef Shape<SHAPE_0> Shape0;
 typedef Shape<SHAPE_1> Shape1;
-constexpr int kTiles = Shape0::kTiles + (PHASES > 1 ? Shape1::kTiles : 0);  // of a block of the cluster
+constexpr int kExtraTiles = EXTRA_WIDTH > 0 ? W * TW : 0;  // of the softmax's rows: those that read a warp's own units
+constexpr int kTiles = Shape0::kTiles + (PHASES > 1 ? Shape1::kTiles : 0) + kExtraTiles;  // of a block of the cluster
 
 template <int PHASE> DEVICE Real weight_at(const Arguments& args, long e, int cta, int block, int local, int k);  // of the cell
+
+// The weight by which delay d of a softmax reads place k, of MIST.
+DEVICE Real softmax_weight(const Arguments& args, long e, int d, int k);
+
+struct Softmax {
+  uint4 held[TW * (P > 0 ? P : 1)];
+  METHOD void begin(const uint4* packed) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32 % W;
+#pragma unroll
+    for (int n = 0; n < TW * P; n++) held[n] = load_weights(packed + (warp * TW * P + n) * 32 + lane);
+  }
+  METHOD void add_own(Block& block, Real (&v)[kSlots][kRows]) const;
+};
 
 template <class S> struct Weights {
   uint4 held[S::kHeld > 0 ? S::kHeld : 1];
@@ -35,7 +49,7 @@ template <class S> struct Weights {
 
   // Take what stays in registers and in shared memory; a warp copies just what it will read itself.
   METHOD void begin(const uint4* packed, uint4* room) {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;  // of all ranges
     global = packed + (long)warp * S::MB * S::kWide * P * 32 + lane;
     uint4* own = room + warp * S::MB * S::kShared * P * 32 + lane;
     shared = own;
@@ -115,7 +129,7 @@ DEVICE void read_u(const char* u, int k, uint2 (&b)[NT][P]) {
 }
 
 template <int PHASE, class S> DEVICE void product(Block& block, const Weights<S>& weights, Real (&z)[S::kTall][kValues]) {
-  const char* u = block.reads + block.buffer * R * kStride;
+  const char* u = block.reads + block.buffer * R * kStride + (KS > 1 ? threadIdx.x / (32 * W) * S::kWide * (32 * P) : 0);
   Sums<S> sums;
   sums.zero();
 #pragma unroll
@@ -153,7 +167,39 @@ template <int PHASE, class S> DEVICE void product(Block& block, const Weights<S>
   for (int g = 0; g < S::kTall; g++) EACH_VALUE z[g][i] = sums.total(g * TW + i / (4 * NT), i / 4 % NT, i % 4);
 }
 
+// What the softmax's rows give for this warp's own units, once they are published: for delays and sequences as the lanes
+// have them.
+METHOD void Softmax::add_own(Block& block, Real (&v)[kSlots][kRows]) const {
+  float sum[NT][4];
+#pragma unroll
+  for (int n = 0; n < NT; n++)
+#pragma unroll
+    for (int r = 0; r < 4; r++) sum[n][r] = 0;
+#pragma unroll
+  for (int t = 0; t < TW; t++) {
+    uint2 b[NT][P];
+    read_u(block.reads + block.buffer * R * kStride, (block.cta * W + block.warp) * TW + t, b);
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+      for (int i = P - 1; i >= 0; i--)
+#pragma unroll
+        for (int j = P - 1 - i; j >= 0; j--) multiply_add(sum[n], held[t * P + i], b[n][j]);
+  }
+#pragma unroll
+  for (int slot = 0; slot < kSlots; slot++) EACH_ROW v[slot][j] = sum[j / 2][slot * 2 + j % 2];
+}
+
 #else
+
+METHOD void Softmax::add_own(Block& block, Real (&v)[kSlots][kRows]) const {
+  EACH_SLOT EACH_ROW {
+    const Real* u = (const Real*)block.row_of_u(block.sequence + sequence_of(j));
+    const int first = (block.cta * W + block.warp) * 16 * TW;
+    v[slot][j] = 0;
+    for (int k = first; k < first + 16 * TW; k++) v[slot][j] += softmax_weight(block.args, block.e, d, k) * u[k];
+  }
+}
 
 template <int PHASE, class S> DEVICE void product(Block& block, const Weights<S>&, Real (&z)[S::kTall][kValues]) {
   constexpr int columns = PHASE ? PRODUCT_COLUMNS_1 : PRODUCT_COLUMNS_0;
@@ -170,16 +216,12 @@ template <int PHASE, class S> DEVICE void product(Block& block, const Weights<S>
 
 #endif
 
-template <int PHASE, class S> DEVICE void pack_tile(const Arguments& args, long e, int cta, int tile, int lane, uint4* to) {
 #if PARTS > 0
-  constexpr int columns = PHASE ? PRODUCT_COLUMNS_1 : PRODUCT_COLUMNS_0;
-  const int m = tile % S::MB, kt = tile / S::MB % S::kWide, warp = tile / S::MB / S::kWide, q = lane >> 2, c = lane & 3;
+template <class Weight> DEVICE void pack_numbers(int lane, uint4* to, Weight weight) {
+  const int q = lane >> 2, c = lane & 3;
   float left[8];
 #pragma unroll
-  for (int n = 0; n < 8; n++) {  // rows q and q + 8; a lane's four places along k follow each other
-    const int local = (warp * TW + m % TW) * 16 + q + (n & 2) * 4, k = kt * 16 + 4 * c + (n & 4) / 2 + (n & 1);
-    left[n] = k < columns ? (float)weight_at<PHASE>(args, e, cta, m / TW, local, k) : 0.0f;
-  }
+  for (int n = 0; n < 8; n++) left[n] = weight(q + (n & 2) * 4, 4 * c + (n & 4) / 2 + (n & 1));  // row, place along k
 #pragma unroll
   for (int p = 0; p < P; p++) {
     unsigned parts[4];
@@ -190,6 +232,18 @@ template <int PHASE, class S> DEVICE void pack_tile(const Arguments& args, long 
     }
     to[p * 32 + lane] = {parts[0], parts[1], parts[2], parts[3]};
   }
+}
+#endif
+
+template <int PHASE, class S> DEVICE void pack_tile(const Arguments& args, long e, int cta, int tile, int lane, uint4* to) {
+#if PARTS > 0
+  constexpr int columns = PHASE ? PRODUCT_COLUMNS_1 : PRODUCT_COLUMNS_0;
+  const int warp = tile / S::MB / S::kWide % W, m = tile % S::MB;
+  const int kt = tile / S::MB / S::kWide / W * S::kWide + tile / S::MB % S::kWide;
+  pack_numbers(lane, to, [&](int row, int place) {
+    const int k = kt * 16 + place;
+    return k < columns ? (float)weight_at<PHASE>(args, e, cta, m / TW, (warp * TW + m % TW) * 16 + row, k) : 0.0f;
+  });
 #endif
 }
 
@@ -201,5 +255,11 @@ KERNEL(256) pack(const GRID_CONSTANT Arguments args) {
   if (P == 0 || tile >= kTiles) return;
   uint4* to = args.packed + ((e * C + cta) * kTiles + tile) * P * 32;
   if (tile < Shape0::kTiles) pack_tile<0, Shape0>(args, e, cta, tile, lane, to);
-  else if (PHASES > 1) pack_tile<PHASES - 1, Shape1>(args, e, cta, tile - Shape0::kTiles, lane, to);
+  else if (tile < kTiles - kExtraTiles) pack_tile<PHASES - 1, Shape1>(args, e, cta, tile - Shape0::kTiles, lane, to);
+#if PARTS > 0
+  else pack_numbers(lane, to, [&](int row, int place) {
+    const int k = (cta * W * TW + tile - (kTiles - kExtraTiles)) * 16 + place;
+    return row < D ? (float)softmax_weight(args, e, row, k) : 0.0f;
+  });
+#endif
 }

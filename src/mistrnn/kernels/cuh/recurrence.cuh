@@ -12,8 +12,25 @@
 template <int PHASE, class S, class Ahead>
 DEVICE void multiply(Block& k, const Weights<S>& weights, Real (&z)[S::kTall][kValues], Ahead read_ahead) {
   k.sync_published();
-  read_ahead();
+  if (k.has_units) read_ahead();
   product<PHASE>(k, weights, z);
+  if (KS > 1) {  // add what the other ranges give
+    const int range = threadIdx.x / (32 * W);
+    auto place = [&](int other, int g) {
+      return k.partial + ((((other - 1) * W + k.warp) * S::kTall + g) * 32 + k.lane) * kValues;
+    };
+    if (range > 0)
+#pragma unroll
+      for (int g = 0; g < S::kTall; g++) store_all(place(range, g), z[g]);
+    sync_block();
+    for (int other = 1; range == 0 && other < KS; other++)
+#pragma unroll
+      for (int g = 0; g < S::kTall; g++) {
+        Values more;
+        load_all(place(other, g), more);
+        EACH_VALUE z[g][i] += more[i];
+      }
+  }
   k.next_buffer();
 }
 
@@ -24,7 +41,7 @@ template <class Cell> DEVICE void run_cell(const Arguments& args) {
   Weights<Shape1> weights_1;
   Real z_0[Shape0::kTall][kValues], z_1[Shape1::kTall][kValues];
   uint4* room = (uint4*)(shared_memory() + TILES_AT);
-  const uint4* packed = args.packed + (k.e * C + k.cta) * kTiles * P * 32;
+  const uint4* packed = args.packed + (k.e * C + k.cta) * kTiles * (long)P * 32;
   weights_0.begin(packed, room);
   if (PHASES > 1) weights_1.begin(packed + Shape0::kTiles * P * 32, room + Shape0::kSharedTiles * P * 32);
   cell.begin(k);
@@ -32,29 +49,30 @@ template <class Cell> DEVICE void run_cell(const Arguments& args) {
   const int steps = (int)args.T;
 #if BACKWARD
   EACH_VALUE z_0[0][i] = z_1[0][i] = 0;
-  cell.begin_backward(k);
+  if (k.has_units) cell.begin_backward(k);
   for (int s = steps - 1; s >= 0; s--) {
-    cell.template backward<0>(k, s, PHASES > 1 ? z_1 : z_0);
+    if (k.has_units) cell.template backward<0>(k, s, PHASES > 1 ? z_1 : z_0);
     multiply<0>(k, weights_0, z_0, [&] { cell.template read_ahead<0>(k, s); });
     if (PHASES > 1) {
-      cell.template backward<PHASES - 1>(k, s, z_0);
+      if (k.has_units) cell.template backward<PHASES - 1>(k, s, z_0);
+      else k.sync_published();  // the one of its sums over units
       multiply<PHASES - 1>(k, weights_1, z_1, [&] { cell.template read_ahead<PHASES - 1>(k, s); });
     }
     k.gradient_now -= args.B * kColumnStride, k.mixed_now -= args.B * MIXED_STRIDE;
   }
-  cell.finish_sums(k);
-  cell.finish(k, PHASES > 1 ? z_1 : z_0);
+  if (k.has_units) cell.finish_sums(k), cell.finish(k, PHASES > 1 ? z_1 : z_0);
 #else
-  cell.begin_forward(k);
+  cell.softmax.begin(packed + (kTiles - kExtraTiles) * (long)P * 32);
+  if (k.has_units || cell.kAllBegin) cell.begin_forward(k);
   for (int s = cell.first_step(k); s < steps; s++) {
     multiply<0>(k, weights_0, z_0, [&] { cell.template read_ahead<0>(k, s); });
-    cell.template forward<0>(k, s, z_0);
+    if (k.has_units) cell.template forward<0>(k, s, z_0);
     if (PHASES > 1) {
       multiply<PHASES - 1>(k, weights_1, z_1, [&] { cell.template read_ahead<PHASES - 1>(k, s); });
-      cell.template forward<PHASES - 1>(k, s, z_1);
+      if (k.has_units) cell.template forward<PHASES - 1>(k, s, z_1);
     }
   }
-  cell.finish(k, z_0);
+  if (k.has_units) cell.finish(k, z_0);
 #endif
   if (C > 1) sync_cluster();  // nobody leaves while others may write to its memory
 }

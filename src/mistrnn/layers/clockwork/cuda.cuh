@@ -88,3 +88,4 @@ template <int PHASE> DEVICE Real weight_at(const Arguments& args, long e, int ct
   if (own >= H || other < 0 || period(BACKWARD ? other : own) > period(BACKWARD ? own : other)) return 0;  // severed
   return gate_weight<ClockworkGates>(args, e, cta, block, local, k);
 }
+DEVICE Real softmax_weight(const Arguments&, long, int, int) { return 0; }

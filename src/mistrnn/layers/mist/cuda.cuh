@@ -18,6 +18,7 @@ struct Mist : Gates<MistGates> {
   enum { kR, kH };
   typedef Real Weights_[kSlots][kRows];  // of the delays that are this lane's
 
+  static constexpr int kSoon = 4;  // steps ahead of which memory is told
   Values history[D];  // the states that step s mixes
   Weights_ a;
 
@@ -35,6 +36,7 @@ struct Mist : Gates<MistGates> {
       store_all(k.record(m - M, 0), before);
     }
     Gates<MistGates>::begin_forward(k);
+    share_softmax(k);
   }
   METHOD int first_step(Block&) { return 0; }
   template <int PHASE> METHOD void read_ahead(Block& k, int s) {
@@ -43,6 +45,7 @@ struct Mist : Gates<MistGates> {
       if (PHASE == 0) load_history(k, s);
     } else if (PHASE == 0) {
       load_mixture(k, s);
+      if (s >= kSoon) prefetch(k.record(s - kSoon, 1)), prefetch(k.record(s - kSoon - M, 0));
     } else if (s > 0) {
       load_later(k, s - 1), load_step(k, s - 1);
     }
@@ -70,15 +73,33 @@ struct Mist : Gates<MistGates> {
     EACH_ROW EACH_SLOT if (d < D) v[slot][j] = v[slot][j] * extra_table[slot][kTableRows - 1] + extra_table[slot][0];
   }
 
-  template <int PHASE> METHOD void forward(Block& k, int s, Real (&z)[2 - PHASE][kValues]) {
-    if constexpr (PHASE == 0) mix(k, s, z[0], z[1]);
+  template <int PHASE> METHOD void forward(Block& k, int s, Real (&z)[1][kValues]) {
+    if (PHASE == 0) mix(k, s, z[0]);
     else renew(k, s, z[0]);
   }
-  METHOD void mix(Block& k, int s, Values& r, Values& z_a) {
-    Values m;
-    // A tile of the softmax's rows has them as units: d, and d + 8.
+  // What the softmax reads of the states that were just published: each warp of its own, to be added up by all.
+  int which = 0;
+  METHOD Real* shares(Block& k, int warp) const {
+    return k.extra_totals + ((which * C * W + warp) * 32 + k.lane) * kExtraWidth;
+  }
+  METHOD void share_softmax(Block& k) {
+    Weights_ own;
+    sync_warp();
+    softmax.add_own(k, own);
     EACH_SLOT EACH_ROW
-      a[slot][j] = d < D ? z_a[j / 2 * 4 + slot * 2 + j % 2] + extra_input(k, s, slot, d, j) : Real(-1e30);
+      for (int rank = 0; rank < C; rank++) {
+        Real* to = shares(k, k.cta * W + k.warp) + slot * kRows + j;
+        if (C > 1) store_remote(to, rank, own[slot][j]);
+        else *to = own[slot][j];
+      }
+  }
+  METHOD void mix(Block& k, int s, Values& r) {
+    Values m;
+    EACH_SLOT EACH_ROW a[slot][j] = extra_input(k, s, slot, d, j);
+#pragma unroll 9
+    for (int warp = 0; warp < C * W; warp++) EACH_SLOT EACH_ROW a[slot][j] += shares(k, warp)[slot * kRows + j];
+    EACH_SLOT EACH_ROW if (d >= D) a[slot][j] = Real(-1e30);
+    which ^= 1;
     add_input(k, s, kR, r);
     norm_extra(k, s, a);
     norm(k, s, kR, r);
@@ -113,6 +134,7 @@ struct Mist : Gates<MistGates> {
     norm(k, s, kH, v);
     EACH_VALUE v[i] = tanh_of(v[i]);                                                    // (4)
     new_state(k, s, v);
+    share_softmax(k);
   }
   template <int TALL> METHOD void finish(Block& k, Real (&z)[TALL][kValues]) {
     if (BACKWARD) return finish_initial(k, z[0]);
@@ -287,15 +309,17 @@ struct Mist : Gates<MistGates> {
   }
 };
 
-// Forwards the gates' rows and the softmax's, which every warp has for itself, then the new state's; backwards what h is read
-// by: first the new state, then the gates and the softmax.
+DEVICE Real softmax_weight(const Arguments& args, long e, int d, int k) {
+  return element(args, e, d < D ? d : -1, unit_at(k), H);
+}
+
+// Forwards the reset gate's rows, then the new state's; backwards what is read by the new state, then by gate and softmax.
 template <int PHASE> DEVICE Real weight_at(const Arguments& args, long e, int cta, int block, int local, int k) {
   const int own = cta * kUnits + local < H ? cta * kUnits + local : -1;
 #if BACKWARD
   if (k >= C * kUnits) return element(args, e, k - C * kUnits < D ? k - C * kUnits : -1, own, H);
   return element(args, e, unit_at(k) < 0 ? -1 : D + (PHASE == 0 ? H : 0) + unit_at(k), own, H);
 #else
-  if (block == 1) return element(args, e, local % (16 * TW) < D ? local % (16 * TW) : -1, unit_at(k), H);
   return element(args, e, own < 0 ? -1 : D + (PHASE == 0 ? 0 : H) + own, unit_at(k), H);
 #endif
 }

@@ -16,6 +16,7 @@ struct NarxGates {
 };
 
 struct Narx : Gates<NarxGates> {
+  static constexpr bool kAllBegin = true;
   Real* ring;  // the sums under way of M steps
 
   METHOD void begin(Block& k) {
@@ -24,7 +25,7 @@ struct Narx : Gates<NarxGates> {
     ring = k.args.ring + (warp * M * 32 + k.lane) * kValues;
     Values zeros;
     EACH_VALUE zeros[i] = 0;
-    for (int m = 0; m < M; m++) store_all(slot_of(m), zeros);
+    for (int m = 0; k.has_units && m < M; m++) store_all(slot_of(m), zeros);
   }
   METHOD Real* slot_of(int s) const { return ring + (s % M + M) % M * (32 * kValues); }
   METHOD void take(int s, Values& v) const {  // and leave zeros for the step that has the place next
@@ -54,12 +55,13 @@ struct Narx : Gates<NarxGates> {
   bool any_before;
   METHOD void begin_forward(Block& k) {
     bool any = false;
-    for (long n = threadIdx.x; n < (long)M * R * H; n += W * 32) {
+    for (long n = threadIdx.x; n < (long)M * R * H; n += KS * W * 32) {
       const long row = (long)(blockIdx.x / C) * R + n / H % R;
       if (row < k.args.B && k.args.initial_h[k.e * k.args.initial_h_trial + (n / H / R * k.args.B + row) * H + n % H] != 0)
         any = true;
     }
     any_before = any_in_block(any);
+    if (!k.has_units) return;
     EACH_VALUE h[i] = 0;
     if (any_before) k.load_state(k.args.initial_h, k.args.initial_h_trial, 0, h);
     publish_state(k);
@@ -137,3 +139,4 @@ template <int PHASE> DEVICE Real weight_at(const Arguments& args, long e, int ct
   if (own >= H || other < 0) return 0;
   return BACKWARD ? element(args, e, other, block * H + own, D * H) : element(args, e, own, block * H + other, D * H);
 }
+DEVICE Real softmax_weight(const Arguments&, long, int, int) { return 0; }

@@ -1,0 +1,125 @@
+// The gradient of a matrix of weights: for each trial, the sum over all steps and sequences of what came back (dz, a row of
+// the result for each column) times what the matrix read (a column of the result for each).
+//
+// Torch's own products take several times as long on such shapes: a hundred numbers or two on each side, and a sum over all
+// of 10,000s. Operands are taken apart as in product.cuh. A block takes WARPS times 16 rows of the result, 8 TILES columns,
+// and one of several ranges of the sum, whose results are added up afterwards, always in the same order.
+#pragma once
+
+#include "kernels/cuh/device.cuh"
+
+constexpr int P = PARTS, W = WARPS, N = TILES;
+constexpr int kThreads = 32 * W;
+constexpr int kDepth = 16;                                   // of the sum, at once
+constexpr int kRows = 16 * W, kColumns = 8 * N;              // of the result
+constexpr int kRowStride = kRows + 4, kColumnStride = (kColumns + 15) / 16 * 16 + 4;  // no two lanes meet in a bank
+constexpr int kA = 4 * kRowStride, kB = 4 * kColumnStride;   // uint2 of one part of an operand
+constexpr int kBuffer = P * (kA + kB);
+constexpr int kPerThread = (4 * (kRows + kColumns) + kThreads - 1) / kThreads;  // quarters of columns of both operands
+
+struct Arguments {
+  long E, depth;       // trials, and numbers that are added up
+  long rows, columns;  // of the result
+  const float* a;      // [E, depth, rows]
+  long a_trial, a_step;
+  const float* b;      // [E, depth - before, columns]: what was read from number `before` on
+  long b_trial, b_step;
+  const float* first;  // [E, before, columns]: what was read until then
+  long first_trial, first_step, before;
+  long per_range;      // a multiple of kDepth
+  float* result;       // [ranges, E, rows, columns]
+};
+
+// A thread takes four numbers of a column of an operand, one below the other, apart.
+struct Quarter {
+  float value[4];
+
+  METHOD void load(const Arguments& args, long e, int n, long from, long end, int row0, int column0) {
+    const bool is_a = n < 4 * kRows;
+    const int place = is_a ? n % kRows : (n - 4 * kRows) % kColumns, quarter = is_a ? n / kRows : (n - 4 * kRows) / kColumns;
+    const long index = (is_a ? row0 : column0) + place, at = from + 4 * quarter;
+    const bool inside = n < 4 * (kRows + kColumns) && index < (is_a ? args.rows : args.columns);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const long step = at + k;
+      const float* source = is_a ? args.a + e * args.a_trial + step * args.a_step
+                            : step < args.before ? args.first + e * args.first_trial + step * args.first_step
+                                                 : args.b + e * args.b_trial + (step - args.before) * args.b_step;
+      value[k] = inside && step < end ? source[index] : 0.0f;
+    }
+  }
+  METHOD void store(int n, uint2* buffer) {
+    if (n >= 4 * (kRows + kColumns)) return;
+    const bool is_a = n < 4 * kRows;
+    const int place = is_a ? n % kRows : (n - 4 * kRows) % kColumns, quarter = is_a ? n / kRows : (n - 4 * kRows) / kColumns;
+    uint2* to = buffer + (is_a ? quarter * kRowStride : P * kA + quarter * kColumnStride) + place;
+#pragma unroll
+    for (int p = 0; p < P; p++) {
+      const uint2 part = {rounded(value[0], value[1]), rounded(value[2], value[3])};
+      value[0] -= as_float(part.x << 16), value[1] -= as_float(part.x & 0xffff0000u);
+      value[2] -= as_float(part.y << 16), value[3] -= as_float(part.y & 0xffff0000u);
+      to[p * (is_a ? kA : kB)] = part;
+    }
+  }
+};
+
+KERNEL(kThreads) outer(const GRID_CONSTANT Arguments args) {
+  uint2* buffers = (uint2*)shared_memory();
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, q = lane >> 2, c = lane & 3;
+  const long e = blockIdx.z, range = blockIdx.x;
+  const int column_blocks = (int)((args.columns + kColumns - 1) / kColumns);
+  const int row0 = blockIdx.y / column_blocks * kRows, column0 = blockIdx.y % column_blocks * kColumns;
+  const long begin = range * args.per_range, last = begin + args.per_range, end = last < args.depth ? last : args.depth;
+  float sum[N][P == 1 ? 1 : 2][4];
+#pragma unroll
+  for (int n = 0; n < N; n++)
+#pragma unroll
+    for (int t = 0; t < (P == 1 ? 1 : 2); t++)
+#pragma unroll
+      for (int r = 0; r < 4; r++) sum[n][t][r] = 0;
+  Quarter next[kPerThread];
+#pragma unroll
+  for (int n = 0; n < kPerThread; n++) next[n].load(args, e, threadIdx.x + n * kThreads, begin, end, row0, column0);
+  int which = 0;
+  for (long at = begin; at < end; at += kDepth, which ^= 1) {
+    uint2* buffer = buffers + which * kBuffer;
+#pragma unroll
+    for (int n = 0; n < kPerThread; n++) next[n].store(threadIdx.x + n * kThreads, buffer);
+    sync_block();
+    if (at + kDepth < end)
+#pragma unroll
+      for (int n = 0; n < kPerThread; n++) next[n].load(args, e, threadIdx.x + n * kThreads, at + kDepth, end, row0, column0);
+    uint4 a[P];
+#pragma unroll
+    for (int p = 0; p < P; p++) {
+      const uint2* from = buffer + p * kA + c * kRowStride + warp * 16 + q;
+      a[p] = {from[0].x, from[8].x, from[0].y, from[8].y};
+    }
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+      uint2 b[P];
+#pragma unroll
+      for (int p = 0; p < P; p++) b[p] = buffer[P * kA + p * kB + c * kColumnStride + n * 8 + q];
+#pragma unroll
+      for (int i = P - 1; i >= 0; i--)
+#pragma unroll
+        for (int j = P - 1 - i; j >= 0; j--)
+          if (P < 3 || i + j > 0) multiply_add(sum[n][P > 1 && i + j > 0], a[i], b[j]);
+      if (P == 3) {  // tensor cores cut off what does not fit into a sum: a long one would shrink
+        float tile[4] = {0, 0, 0, 0};
+        multiply_add(tile, a[0], b[0]);
+#pragma unroll
+        for (int r = 0; r < 4; r++) sum[n][0][r] += tile[r];
+      }
+    }
+  }
+  float* to = args.result + (range * args.E + e) * args.rows * args.columns;
+#pragma unroll
+  for (int n = 0; n < N; n++)
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+      const long row = row0 + warp * 16 + q + r / 2 * 8, column = column0 + n * 8 + 2 * c + r % 2;
+      if (row < args.rows && column < args.columns)
+        to[row * args.columns + column] = sum[n][0][r] + (P > 1 ? sum[n][P > 1][r] : 0);
+    }
+}
