@@ -109,7 +109,8 @@ DEVICE bool any_in_block(bool mine) {
   return barrier.result;
 }
 DEVICE void sync_warp() { emulator::wait(emulator::own_warp(), 32); }
-DEVICE void sync_cluster() { emulator::wait(emulator::cluster, (int)emulator::threads.size()); }
+DEVICE void arrive_in_cluster() {}
+DEVICE void wait_for_cluster() { emulator::wait(emulator::cluster, (int)emulator::threads.size()); }
 DEVICE int cluster_rank() { return emulator::now->block; }
 template <class V> DEVICE V from_lane(V value, int lane) {
   memcpy(emulator::slot(emulator::now->lane), &value, sizeof(V));

@@ -21,18 +21,18 @@ BLOCK_MEMORY = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448
 """Shared memory that one block can have, in bytes, by compute capability (times ten)."""
 
 REGISTERS_BESIDE = {
-    ("rnn", False): 56,
+    ("rnn", False): 72,
     ("rnn", True): 88,
     ("clockwork", False): 64,
-    ("clockwork", True): 88,
-    ("lstm", False): 80,
-    ("lstm", True): 132,
-    ("gru", False): 84,
+    ("clockwork", True): 92,
+    ("lstm", False): 92,
+    ("lstm", True): 136,
+    ("gru", False): 100,
     ("gru", True): 112,
-    ("narx", False): 96,
-    ("narx", True): 108,
+    ("narx", False): 128,
+    ("narx", True): 136,
     ("mist", False): 72,
-    ("mist", True): 100,
+    ("mist", True): 108,
 }
 """Registers that a thread needs beside weights, without prefetched history: found by compiling, see tests/kernels."""
 

@@ -283,8 +283,13 @@ struct Block {
     }
 #endif
   }
-  METHOD void sync_published() {
-    if (C > 1) sync_cluster();
+  // A barrier in two parts: everything that others read is there, and now it may be read. What a thread writes for itself
+  // or for later kernels comes between them, because blocks of a cluster wait for memory when they arrive.
+  METHOD void arrive() {
+    if (C > 1) arrive_in_cluster();
+  }
+  METHOD void wait() {
+    if (C > 1) wait_for_cluster();
     else sync_block();
   }
   METHOD void next_buffer() { buffer = kBuffers - 1 - buffer; }
@@ -306,7 +311,7 @@ struct Block {
         else
           for (int rank = 0; rank < C; rank++) store_remote(place + n, rank, v[n]);
       }
-    sync_published();
+    arrive(), wait();
 #pragma unroll
     for (int n = 0; n < N; n++) v[n] = 0;
     for (int k = 0; k < C * W; k++)

@@ -29,10 +29,15 @@ DEVICE void sync_block() { __syncthreads(); }
 DEVICE bool any_in_block(bool mine) { return __syncthreads_or(mine); }
 DEVICE void sync_warp() { __syncwarp(); }
 
-// All blocks of the cluster have come here, and what they wrote into each other's memory can be read.
-DEVICE void sync_cluster() {
+// All blocks of the cluster have come to `arrive`, and what they wrote into each other's memory before can be read.
+DEVICE void arrive_in_cluster() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+DEVICE void wait_for_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
 

@@ -119,7 +119,7 @@ template <class Cell> struct Gates {
         v[i] = scale[i] * (v[i] - both[2 * n][row_of(i)] / kGroupUnits - hat[i] * both[2 * n + 1][row_of(i)] / kGroupUnits);
   }
 
-  // The state before the first step, as it is handed over, and what the products read of it.
+  // The state before the first step, as it is handed over, and what the products read of it. The caller arrives.
   METHOD void begin_forward(Block& k) {
     k.load_state(k.args.initial_h, k.args.initial_h_trial, M - 1, h);
     EACH_VALUE if (k.end(row_of(i)) > 0 && !k.sees(0, 1, row_of(i))) h[i] = 0;
@@ -130,23 +130,30 @@ template <class Cell> struct Gates {
     EACH_VALUE read[i] = kDropout ? h[i] * drop[i] : h[i];
     k.publish(0, read);
   }
-  // Write the new state, and make it the one before the next step.
-  METHOD void new_state(Block& k, int s, Values& fresh) {
-    if (kSave && Cell::kFresh >= 0) store_all(k.record(s, Cell::kFresh), fresh);
+  // Make the new state the one before the next step, which reads it, and then write it. `then` is done before arriving.
+  template <class Then> METHOD void new_state(Block& k, int s, Values& fresh, Then then) {
+    Values now;
     EACH_VALUE {
-      h[i] = k.keep(k.args.keep_h, k.args.keep_h_trial, s, i, h[i], fresh[i]);
-      if (!k.is_active(s, i)) h[i] = 0;
+      now[i] = k.keep(k.args.keep_h, k.args.keep_h_trial, s, i, h[i], fresh[i]);
+      if (!k.is_active(s, i)) now[i] = 0;
+      h[i] = now[i];
     }
-    if (kReverse) {
-      Real* to = k.args.output + k.e * k.args.T * k.args.B * H;
-      EACH_VALUE if (k.has(i)) to[k.at_time(s, i, H)] = h[i];
-    } else {
-      k.store(k.output_now, H, h);
-      k.output_now += k.args.B * H;
-    }
-    if (Cell::kState >= 0) store_all(k.record(s, Cell::kState), h);
     if (!Cell::kPublishesAll) hide(k, s + 1, h);
     publish_state(k);
+    then();
+    k.arrive();
+    if (kSave && Cell::kFresh >= 0) store_all(k.record(s, Cell::kFresh), fresh);
+    if (Cell::kState >= 0) store_all(k.record(s, Cell::kState), now);
+    if (kReverse) {
+      Real* to = k.args.output + k.e * k.args.T * k.args.B * H;
+      EACH_VALUE if (k.has(i)) to[k.at_time(s, i, H)] = now[i];
+    } else {
+      k.store(k.output_now, H, now);
+      k.output_now += k.args.B * H;
+    }
+  }
+  METHOD void new_state(Block& k, int s, Values& fresh) {
+    new_state(k, s, fresh, [] {});
   }
   // Zeros where step s begins afresh.
   METHOD void hide(Block& k, int s, Values& v) const {
@@ -207,10 +214,12 @@ template <class Cell> struct Gates {
   METHOD void split_kept(Block& k, int s, Values& dh) {
     if (kMasks || kMixture) EACH_VALUE h[i] += k.kept_share(k.args.keep_h, k.args.keep_h_trial, s, i, dh[i]);
   }
+  METHOD void clear_padding(Block& k, int s, Values& v) const {
+    if (kLengths) EACH_VALUE if (!k.is_active(s, i)) v[i] = 0;
+  }
   // Write the gradient of a gate's pre-activations, and add up what it gives to bias and input weights.
   METHOD void gradient(Block& k, int s, int g, Values& v) {
     EACH_VALUE {
-      if (!k.is_active(s, i)) v[i] = 0;
       if (!kNorm) sum[g][0][unit_index(i)] += v[i];
       if (kSumsX) sum[g][kSumsX][unit_index(i)] += v[i] * k.x[row_of(i)];
     }

@@ -30,35 +30,46 @@ struct Arguments {
   float* result;       // [ranges, E, rows, columns]
 };
 
-// A thread takes four numbers of a column of an operand, one below the other, apart.
+// A thread takes four numbers of a column of an operand, one below the other, apart; always the same place of a chunk.
 struct Quarter {
+  const float* at;  // the first of the four, in the chunk that comes next
+  int step, to;     // from one number to the next, and where it goes in a buffer
+  bool is_a, exists;
   float value[4];
 
-  METHOD void load(const Arguments& args, long e, int n, long from, long end, int row0, int column0) {
-    const bool is_a = n < 4 * kRows;
+  METHOD void begin(const Arguments& args, long e, int n, long from, int row0, int column0) {
+    is_a = n < 4 * kRows;
     const int place = is_a ? n % kRows : (n - 4 * kRows) % kColumns, quarter = is_a ? n / kRows : (n - 4 * kRows) / kColumns;
-    const long index = (is_a ? row0 : column0) + place, at = from + 4 * quarter;
-    const bool inside = n < 4 * (kRows + kColumns) && index < (is_a ? args.rows : args.columns);
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-      const long step = at + k;
-      const float* source = is_a ? args.a + e * args.a_trial + step * args.a_step
-                            : step < args.before ? args.first + e * args.first_trial + step * args.first_step
-                                                 : args.b + e * args.b_trial + (step - args.before) * args.b_step;
-      value[k] = inside && step < end ? source[index] : 0.0f;
-    }
+    const long index = (is_a ? row0 : column0) + place;
+    exists = n < 4 * (kRows + kColumns) && index < (is_a ? args.rows : args.columns);
+    to = n >= 4 * (kRows + kColumns) ? -1 : is_a ? quarter * kRowStride + place : P * kA + quarter * kColumnStride + place;
+    step = (int)(is_a ? args.a_step : args.b_step);
+    at = (is_a ? args.a + e * args.a_trial : args.b + e * args.b_trial - args.before * args.b_step) + (from + 4 * quarter) * step + index;
   }
-  METHOD void store(int n, uint2* buffer) {
-    if (n >= 4 * (kRows + kColumns)) return;
-    const bool is_a = n < 4 * kRows;
+  // A chunk that is whole and lies behind `before`.
+  METHOD void load() {
+#pragma unroll
+    for (int k = 0; k < 4; k++) value[k] = exists ? at[(long)k * step] : 0.0f;
+    at += (long)kDepth * step;
+  }
+  METHOD void load_carefully(const Arguments& args, long e, long from, long end, int row0, int column0, int n) {
     const int place = is_a ? n % kRows : (n - 4 * kRows) % kColumns, quarter = is_a ? n / kRows : (n - 4 * kRows) / kColumns;
-    uint2* to = buffer + (is_a ? quarter * kRowStride : P * kA + quarter * kColumnStride) + place;
+    for (int k = 0; k < 4; k++) {
+      const long number = from + 4 * quarter + k;
+      const float* source = at + (long)k * step;
+      if (!is_a && number < args.before) source = args.first + e * args.first_trial + number * args.first_step + column0 + place;
+      value[k] = exists && number < end ? *source : 0.0f;
+    }
+    at += (long)kDepth * step;
+  }
+  METHOD void store(uint2* buffer) {
+    if (to < 0) return;
 #pragma unroll
     for (int p = 0; p < P; p++) {
       const uint2 part = {rounded(value[0], value[1]), rounded(value[2], value[3])};
       value[0] -= as_float(part.x << 16), value[1] -= as_float(part.x & 0xffff0000u);
       value[2] -= as_float(part.y << 16), value[3] -= as_float(part.y & 0xffff0000u);
-      to[p * (is_a ? kA : kB)] = part;
+      buffer[to + p * (is_a ? kA : kB)] = part;
     }
   }
 };
@@ -70,25 +81,30 @@ KERNEL(kThreads) outer(const GRID_CONSTANT Arguments args) {
   const int column_blocks = (int)((args.columns + kColumns - 1) / kColumns);
   const int row0 = blockIdx.y / column_blocks * kRows, column0 = blockIdx.y % column_blocks * kColumns;
   const long begin = range * args.per_range, last = begin + args.per_range, end = last < args.depth ? last : args.depth;
-  float sum[N][P == 1 ? 1 : 2][4];
+  float sum[N][4];
 #pragma unroll
   for (int n = 0; n < N; n++)
 #pragma unroll
-    for (int t = 0; t < (P == 1 ? 1 : 2); t++)
-#pragma unroll
-      for (int r = 0; r < 4; r++) sum[n][t][r] = 0;
+    for (int r = 0; r < 4; r++) sum[n][r] = 0;
   Quarter next[kPerThread];
+  auto load = [&](long from) {
+    const bool plain = from >= args.before && from + kDepth <= end;
 #pragma unroll
-  for (int n = 0; n < kPerThread; n++) next[n].load(args, e, threadIdx.x + n * kThreads, begin, end, row0, column0);
+    for (int n = 0; n < kPerThread; n++) {
+      if (plain) next[n].load();
+      else next[n].load_carefully(args, e, from, end, row0, column0, threadIdx.x + n * kThreads);
+    }
+  };
+#pragma unroll
+  for (int n = 0; n < kPerThread; n++) next[n].begin(args, e, threadIdx.x + n * kThreads, begin, row0, column0);
+  load(begin);
   int which = 0;
   for (long at = begin; at < end; at += kDepth, which ^= 1) {
     uint2* buffer = buffers + which * kBuffer;
 #pragma unroll
-    for (int n = 0; n < kPerThread; n++) next[n].store(threadIdx.x + n * kThreads, buffer);
+    for (int n = 0; n < kPerThread; n++) next[n].store(buffer);
     sync_block();
-    if (at + kDepth < end)
-#pragma unroll
-      for (int n = 0; n < kPerThread; n++) next[n].load(args, e, threadIdx.x + n * kThreads, at + kDepth, end, row0, column0);
+    if (at + kDepth < end) load(at + kDepth);
     uint4 a[P];
 #pragma unroll
     for (int p = 0; p < P; p++) {
@@ -98,19 +114,16 @@ KERNEL(kThreads) outer(const GRID_CONSTANT Arguments args) {
 #pragma unroll
     for (int n = 0; n < N; n++) {
       uint2 b[P];
+      float tile[4] = {0, 0, 0, 0};
 #pragma unroll
       for (int p = 0; p < P; p++) b[p] = buffer[P * kA + p * kB + c * kColumnStride + n * 8 + q];
 #pragma unroll
       for (int i = P - 1; i >= 0; i--)
 #pragma unroll
-        for (int j = P - 1 - i; j >= 0; j--)
-          if (P < 3 || i + j > 0) multiply_add(sum[n][P > 1 && i + j > 0], a[i], b[j]);
-      if (P == 3) {  // tensor cores cut off what does not fit into a sum: a long one would shrink
-        float tile[4] = {0, 0, 0, 0};
-        multiply_add(tile, a[0], b[0]);
+        for (int j = P - 1 - i; j >= 0; j--) multiply_add(P == 3 ? tile : sum[n], a[i], b[j]);
+      if (P == 3)  // tensor cores cut off what does not fit into a sum: a long one would shrink
 #pragma unroll
-        for (int r = 0; r < 4; r++) sum[n][0][r] += tile[r];
-      }
+        for (int r = 0; r < 4; r++) sum[n][r] += tile[r];
     }
   }
   float* to = args.result + (range * args.E + e) * args.rows * args.columns;
@@ -119,7 +132,6 @@ KERNEL(kThreads) outer(const GRID_CONSTANT Arguments args) {
 #pragma unroll
     for (int r = 0; r < 4; r++) {
       const long row = row0 + warp * 16 + q + r / 2 * 8, column = column0 + n * 8 + 2 * c + r % 2;
-      if (row < args.rows && column < args.columns)
-        to[row * args.columns + column] = sum[n][0][r] + (P > 1 ? sum[n][P > 1][r] : 0);
+      if (row < args.rows && column < args.columns) to[row * args.columns + column] = sum[n][r];
     }
 }

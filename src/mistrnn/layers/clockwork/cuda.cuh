@@ -78,8 +78,10 @@ struct Clockwork : Gates<ClockworkGates> {
       dh[i] = ticked ? dh[i] * (1 - state[i] * state[i]) : Real(0);  // (1')
     }
     norm_backward(k, s, 0, dh);
-    gradient(k, s, 0, dh);
+    clear_padding(k, s, dh);
     k.publish(0, dh);
+    k.arrive();
+    gradient(k, s, 0, dh);
   }
 };
 

@@ -43,11 +43,11 @@ struct Gru : Gates<GruGates> {
       n[i] = tanh_of(n[i]);                                                             // (3)
       fresh[i] = (1 - update[i]) * n[i] + update[i] * h[i];                             // (4)
     }
+    new_state(k, s, fresh);
     if (kSave) {
       store_all(k.record(s, kReset_), r), store_all(k.record(s, kUpdate), update);
       store_all(k.record(s, kNew), n), store_all(k.record(s, kY), y);
     }
-    new_state(k, s, fresh);
   }
   template <int TALL> METHOD void finish(Block& k, Real (&z)[TALL][kValues]) {
     if (BACKWARD) finish_backward(k, z[0]);
@@ -88,9 +88,11 @@ struct Gru : Gates<GruGates> {
       dr[i] = dn[i] * gates[kY][i] * r * (1 - r);                                       // (1')
     }
     norm_backward(k, s, 0, dr), norm_backward(k, s, 1, du);
+    clear_padding(k, s, dr), clear_padding(k, s, du), clear_padding(k, s, dn), clear_padding(k, s, dy);
+    k.publish(0, dr), k.publish(1, du), k.publish(2, dy);
+    k.arrive();
     gradient(k, s, 0, dr), gradient(k, s, 1, du), gradient(k, s, 2, dn), gradient(k, s, 3, dy);
     if (kNorm) EACH_VALUE sum[3][0][unit_index(i)] += dy[i];  // b_hn stands inside the norm
-    k.publish(0, dr), k.publish(1, du), k.publish(2, dy);
   }
 };
 

@@ -39,13 +39,15 @@ struct Lstm : Gates<LstmGates> {
       fresh[i] = gate[kO][i] * tanh_of(now);                                            // (6)
       if (k.is_active(s, i)) c[i] = k.keep(k.args.keep_c, k.args.keep_c_trial, s, i, c[i], now);
     }
+    Values kept;
+    EACH_VALUE kept[i] = c[i];
+    hide(k, s + 1, c);
+    new_state(k, s, fresh);
     if (kSave) {
 #pragma unroll
       for (int g = 0; g < 4; g++) store_all(k.record(s, g), gate[g]);
-      store_all(k.record(s, kC), c);
+      store_all(k.record(s, kC), kept);
     }
-    hide(k, s + 1, c);
-    new_state(k, s, fresh);
   }
   template <int TALL> METHOD void finish(Block& k, Real (&z)[TALL][kValues]) {
     if (BACKWARD) {
@@ -97,9 +99,12 @@ struct Lstm : Gates<LstmGates> {
 #pragma unroll
     for (int g = 0; g < 4; g++) {
       norm_backward(k, s, g, dz[g]);
-      gradient(k, s, g, dz[g]);
+      clear_padding(k, s, dz[g]);
       k.publish(g, dz[g]);
     }
+    k.arrive();
+#pragma unroll
+    for (int g = 0; g < 4; g++) gradient(k, s, g, dz[g]);
   }
 };
 

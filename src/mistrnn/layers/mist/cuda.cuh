@@ -122,19 +122,19 @@ struct Mist : Gates<MistGates> {
       EACH_VALUE m[i] += weight[row_of(i)] * (delay(d) == 1 ? h[i] : history[d][i]);    // (3)
     }
     EACH_VALUE r[i] = sigmoid_of(r[i]);                                                 // (2)
-    if (kSave) store_all(k.record(s, 1), r), store_extra(k, s, 0, a);
     EACH_VALUE {
       m[i] *= r[i];
       if (kDropout) m[i] *= drop[i];
     }
     k.publish(0, m);
+    k.arrive();
+    if (kSave) store_all(k.record(s, 1), r), store_extra(k, s, 0, a);
   }
   METHOD void renew(Block& k, int s, Values& v) {
     add_input(k, s, kH, v);
     norm(k, s, kH, v);
     EACH_VALUE v[i] = tanh_of(v[i]);                                                    // (4)
-    new_state(k, s, v);
-    share_softmax(k);
+    new_state(k, s, v, [&] { share_softmax(k); });
   }
   template <int TALL> METHOD void finish(Block& k, Real (&z)[TALL][kValues]) {
     if (BACKWARD) return finish_initial(k, z[0]);
@@ -228,8 +228,10 @@ struct Mist : Gates<MistGates> {
     split_kept(k, s, dh);
     EACH_VALUE dh[i] *= 1 - state[i] * state[i];                                        // (4')
     norm_backward(k, s, kH, dh);
-    gradient(k, s, kH, dh);
+    clear_padding(k, s, dh);
     k.publish(0, dh);
+    k.arrive();
+    gradient(k, s, kH, dh);
   }
   METHOD void mix_backward(Block& k, int s, Values& dq) {
     Values m;
@@ -241,7 +243,6 @@ struct Mist : Gates<MistGates> {
       dm[i] = dq[i] * reset[i];
       m[i] = 0;
     }
-    store_all(dm_of(s), dm);
     EACH_DELAY {
       Rows weight;
       EACH_ROW weight[j] = k.from_owner(a, d, j), da[d][j] = 0;
@@ -256,7 +257,6 @@ struct Mist : Gates<MistGates> {
       if (kDropout) m[i] *= drop[i];
       if (!k.is_active(s, i)) m[i] = 0;
     }
-    k.store(k.mixed_now, MIXED_STRIDE, m);
     k.add_to_owners(da, da_own);
     EACH_ROW {
       Real mean = 0;
@@ -266,19 +266,25 @@ struct Mist : Gates<MistGates> {
     }
     norm_extra_backward(k, s, da_own);
     norm_backward(k, s, kR, dq);
-    gradient(k, s, kR, dq);
+    clear_padding(k, s, dq);
     k.publish(0, dq);
+    publish_softmax(k, da_own);
+    k.arrive();
+    store_all(dm_of(s), dm);
+    k.store(k.mixed_now, MIXED_STRIDE, m);
+    gradient(k, s, kR, dq);
     extra_gradient(k, s, da_own);
   }
   METHOD void extra_gradient(Block& k, int s, const Weights_& v) {
     EACH_SLOT EACH_ROW {
       if (!kNorm) sum_extra[slot][0] += v[slot][j];
       if (kSumsX) sum_extra[slot][kSumsX] += v[slot][j] * k.x[j];
-      if (k.warp == 0 && d < D) {
-        k.publish_extra(1, d, j, v[slot][j]);
-        if (k.cta == 0 && k.in_batch(j)) k.gradient_now[sequence_of(j) * kColumnStride + d - k.unit] = v[slot][j];
-      }
+      if (k.warp == 0 && d < D && k.cta == 0 && k.in_batch(j))
+        k.gradient_now[sequence_of(j) * kColumnStride + d - k.unit] = v[slot][j];
     }
+  }
+  METHOD void publish_softmax(Block& k, const Weights_& v) {
+    EACH_SLOT EACH_ROW if (k.warp == 0 && d < D) k.publish_extra(1, d, j, v[slot][j]);
   }
   METHOD void norm_extra_backward(Block& k, int s, Weights_& v) {
     if (!kNorm) return;

@@ -77,7 +77,7 @@ struct Narx : Gates<NarxGates> {
     if (s < 0) {
       k.load_state(k.args.initial_h, k.args.initial_h_trial, M + s, h);
       publish_state(k);
-      return;
+      return k.arrive();
     }
     if (s == 0) k.load_state(k.args.initial_h, k.args.initial_h_trial, M - 1, h);
     hide(k, s, h);
@@ -128,8 +128,10 @@ struct Narx : Gates<NarxGates> {
     split_kept(k, s, dh);
     EACH_VALUE dh[i] *= 1 - state[i] * state[i];  // (1')
     norm_backward(k, s, 0, dh);
-    gradient(k, s, 0, dh);
+    clear_padding(k, s, dh);
     k.publish(0, dh);
+    k.arrive();
+    gradient(k, s, 0, dh);
   }
 };
 

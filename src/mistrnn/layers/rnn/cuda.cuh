@@ -49,8 +49,10 @@ struct Rnn : Gates<RnnGates> {
     split_kept(k, s, dh);
     EACH_VALUE dh[i] *= 1 - state[i] * state[i];  // (1')
     norm_backward(k, s, 0, dh);
-    gradient(k, s, 0, dh);
+    clear_padding(k, s, dh);
     k.publish(0, dh);
+    k.arrive();
+    gradient(k, s, 0, dh);
   }
 };
 
