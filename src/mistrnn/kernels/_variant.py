@@ -399,7 +399,7 @@ class OuterVariant:
     @property
     def shared_memory(self) -> int:
         """Bytes of shared memory of a block."""
-        return 2 * self.parts * 4 * (16 * self.warps + 4 + ceil(self.tiles / 2) * 16 + 4) * 8
+        return 2 * self.parts * 4 * (2 * 16 * self.warps + 8 + 2 * (ceil(self.tiles / 2) * 16 + 4)) * 4
 
     @property
     def source(self) -> str:

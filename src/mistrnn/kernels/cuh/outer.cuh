@@ -12,8 +12,10 @@ constexpr int P = PARTS, W = WARPS, N = TILES;
 constexpr int kThreads = 32 * W;
 constexpr int kDepth = 16;                                   // of the sum, at once
 constexpr int kRows = 16 * W, kColumns = 8 * N;              // of the result
-constexpr int kRowStride = kRows + 4, kColumnStride = (kColumns + 15) / 16 * 16 + 4;  // no two lanes meet in a bank
-constexpr int kA = 4 * kRowStride, kB = 4 * kColumnStride;   // uint2 of one part of an operand
+// In a buffer, the four quarters of an operand's 16 numbers lie apart, so that no two lanes meet in a bank (in words):
+// of A by pairs of rows q and q + 8, as a lane needs them, of B by columns.
+constexpr int kRowStride = 2 * kRows + 8, kColumnStride = 2 * ((kColumns + 15) / 16 * 16 + 4);
+constexpr int kA = 4 * kRowStride, kB = 4 * kColumnStride;   // words of one part of an operand
 constexpr int kBuffer = P * (kA + kB);
 constexpr int kPerThread = (4 * (kRows + kColumns) + kThreads - 1) / kThreads;  // quarters of columns of both operands
 
@@ -31,51 +33,56 @@ struct Arguments {
 };
 
 // A thread takes four numbers of a column of an operand, one below the other, apart; always the same place of a chunk.
+// Columns that do not exist are read as the last one: what they give is not written.
 struct Quarter {
-  const float* at;  // the first of the four, in the chunk that comes next
-  int step, to;     // from one number to the next, and where it goes in a buffer
-  bool is_a, exists;
+  const float *at, *first;  // the first of the four in the chunk that comes next, and among those before
+  int step, first_step, to;  // from one number to the next, and where it goes in a buffer
+  int quarter;
+  bool is_a;
   float value[4];
 
   METHOD void begin(const Arguments& args, long e, int n, long from, int row0, int column0) {
     is_a = n < 4 * kRows;
-    const int place = is_a ? n % kRows : (n - 4 * kRows) % kColumns, quarter = is_a ? n / kRows : (n - 4 * kRows) / kColumns;
-    const long index = (is_a ? row0 : column0) + place;
-    exists = n < 4 * (kRows + kColumns) && index < (is_a ? args.rows : args.columns);
-    to = n >= 4 * (kRows + kColumns) ? -1 : is_a ? quarter * kRowStride + place : P * kA + quarter * kColumnStride + place;
-    step = (int)(is_a ? args.a_step : args.b_step);
+    const int place = is_a ? n % kRows : (n - 4 * kRows) % kColumns;
+    quarter = is_a ? n / kRows : (n - 4 * kRows) / kColumns % 4;
+    const long last = (is_a ? args.rows : args.columns) - 1, own = (is_a ? row0 : column0) + place, index = own < last ? own : last;
+    to = is_a ? quarter * kRowStride + place / 16 * 32 + place % 8 * 4 + place / 8 % 2 : P * kA + quarter * kColumnStride + 2 * place;
+    if (n >= 4 * (kRows + kColumns)) to = -1;
+    step = (int)(is_a ? args.a_step : args.b_step), first_step = (int)args.first_step;
     at = (is_a ? args.a + e * args.a_trial : args.b + e * args.b_trial - args.before * args.b_step) + (from + 4 * quarter) * step + index;
+    first = args.first + e * args.first_trial + index;
   }
   // A chunk that is whole and lies behind `before`.
   METHOD void load() {
+    const float* next = at;
 #pragma unroll
-    for (int k = 0; k < 4; k++) value[k] = exists ? at[(long)k * step] : 0.0f;
-    at += (long)kDepth * step;
+    for (int k = 0; k < 4; k++, next += step) value[k] = *next;
+    at += kDepth * step;
   }
-  METHOD void load_carefully(const Arguments& args, long e, long from, long end, int row0, int column0, int n) {
-    const int place = is_a ? n % kRows : (n - 4 * kRows) % kColumns, quarter = is_a ? n / kRows : (n - 4 * kRows) / kColumns;
+  METHOD void load_carefully(const Arguments& args, long from, long end) {
+#pragma unroll
     for (int k = 0; k < 4; k++) {
       const long number = from + 4 * quarter + k;
-      const float* source = at + (long)k * step;
-      if (!is_a && number < args.before) source = args.first + e * args.first_trial + number * args.first_step + column0 + place;
-      value[k] = exists && number < end ? *source : 0.0f;
+      value[k] = 0;
+      if (number < end) value[k] = is_a || number >= args.before ? at[k * step] : first[number * first_step];
     }
-    at += (long)kDepth * step;
+    at += kDepth * step;
   }
-  METHOD void store(uint2* buffer) {
+  METHOD void store(unsigned* buffer) {
     if (to < 0) return;
 #pragma unroll
     for (int p = 0; p < P; p++) {
-      const uint2 part = {rounded(value[0], value[1]), rounded(value[2], value[3])};
-      value[0] -= as_float(part.x << 16), value[1] -= as_float(part.x & 0xffff0000u);
-      value[2] -= as_float(part.y << 16), value[3] -= as_float(part.y & 0xffff0000u);
-      buffer[to + p * (is_a ? kA : kB)] = part;
+      const unsigned low = rounded(value[0], value[1]), high = rounded(value[2], value[3]);
+      value[0] -= as_float(low << 16), value[1] -= as_float(low & 0xffff0000u);
+      value[2] -= as_float(high << 16), value[3] -= as_float(high & 0xffff0000u);
+      if (is_a) buffer[to + p * kA] = low, buffer[to + p * kA + 2] = high;
+      else *(uint2*)(buffer + to + p * kB) = {low, high};
     }
   }
 };
 
 KERNEL(kThreads) outer(const GRID_CONSTANT Arguments args) {
-  uint2* buffers = (uint2*)shared_memory();
+  unsigned* buffers = (unsigned*)shared_memory();
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, q = lane >> 2, c = lane & 3;
   const long e = blockIdx.z, range = blockIdx.x;
   const int column_blocks = (int)((args.columns + kColumns - 1) / kColumns);
@@ -92,7 +99,7 @@ KERNEL(kThreads) outer(const GRID_CONSTANT Arguments args) {
 #pragma unroll
     for (int n = 0; n < kPerThread; n++) {
       if (plain) next[n].load();
-      else next[n].load_carefully(args, e, from, end, row0, column0, threadIdx.x + n * kThreads);
+      else next[n].load_carefully(args, from, end);
     }
   };
 #pragma unroll
@@ -100,23 +107,20 @@ KERNEL(kThreads) outer(const GRID_CONSTANT Arguments args) {
   load(begin);
   int which = 0;
   for (long at = begin; at < end; at += kDepth, which ^= 1) {
-    uint2* buffer = buffers + which * kBuffer;
+    unsigned* buffer = buffers + which * kBuffer;
 #pragma unroll
     for (int n = 0; n < kPerThread; n++) next[n].store(buffer);
     sync_block();
     if (at + kDepth < end) load(at + kDepth);
     uint4 a[P];
 #pragma unroll
-    for (int p = 0; p < P; p++) {
-      const uint2* from = buffer + p * kA + c * kRowStride + warp * 16 + q;
-      a[p] = {from[0].x, from[8].x, from[0].y, from[8].y};
-    }
+    for (int p = 0; p < P; p++) a[p] = *(const uint4*)(buffer + p * kA + c * kRowStride + warp * 32 + q * 4);
 #pragma unroll
     for (int n = 0; n < N; n++) {
       uint2 b[P];
       float tile[4] = {0, 0, 0, 0};
 #pragma unroll
-      for (int p = 0; p < P; p++) b[p] = buffer[P * kA + p * kB + c * kColumnStride + n * 8 + q];
+      for (int p = 0; p < P; p++) b[p] = *(const uint2*)(buffer + P * kA + p * kB + c * kColumnStride + 2 * (n * 8 + q));
 #pragma unroll
       for (int i = P - 1; i >= 0; i--)
 #pragma unroll
