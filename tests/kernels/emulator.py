@@ -55,7 +55,9 @@ class EmulatedKernels:
 
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
-        self._emulate = _compiled(f"#define ARGUMENTS_SIZE {ctypes.sizeof(cuda.Arguments)}\n{variant.source}{MAIN}").emulate
+        self._emulate = _compiled(
+            f"#define ARGUMENTS_SIZE {ctypes.sizeof(cuda.Arguments)}\n{variant.source}{MAIN}"
+        ).emulate
 
     def pack(self, arguments: ctypes.Structure, trials: int, stream: int) -> None:
         blocks = -(-self.variant.tiles // 8)
@@ -81,14 +83,36 @@ def _compiled(source: str) -> ctypes.CDLL:
         folder.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             (Path(scratch) / "kernel.cpp").write_text(source)
-            command = [sys.executable, "-m", "ziglang", "c++", "-target", f"{platform.machine()}-linux-gnu", "-DMISTRNN_EMULATED", "-std=c++17", "-O1", "-shared", "-fPIC", "-w"]
-            command += ["-fno-sanitize=all", f"-I{_variant.ROOT}", f"-I{Path(__file__).parent}", f"{scratch}/kernel.cpp", "-o", f"{scratch}/kernel.so"]
+            command = [
+                sys.executable,
+                "-m",
+                "ziglang",
+                "c++",
+                "-target",
+                f"{platform.machine()}-linux-gnu",
+                "-DMISTRNN_EMULATED",
+                "-std=c++17",
+                "-O1",
+                "-shared",
+                "-fPIC",
+                "-w",
+            ]
+            command += [
+                "-fno-sanitize=all",
+                f"-I{_variant.ROOT}",
+                f"-I{Path(__file__).parent}",
+                f"{scratch}/kernel.cpp",
+                "-o",
+                f"{scratch}/kernel.so",
+            ]
             subprocess.run(command, check=True)
             os.replace(f"{scratch}/kernel.so", library)
     return ctypes.CDLL(str(library))
 
 
-def emulate(patch: pytest.MonkeyPatch, parts: int | None = None, launch: Launch | None = None, capability: int = 90) -> None:
+def emulate(
+    patch: pytest.MonkeyPatch, parts: int | None = None, launch: Launch | None = None, capability: int = 90
+) -> None:
     """Let the operators on CPU tensors run the GPU kernels; with `parts`, float32 products in so many."""
 
     def choose(problem: Problem, trials: int, batch: int, device: torch.device) -> Variant:

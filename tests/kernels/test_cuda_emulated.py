@@ -1,7 +1,7 @@
 """The GPU kernels' own source, run on a CPU by the emulator: every layer, every option, parts and clusters, odd sizes.
 
 What only a GPU can show (speed, the machine's own arithmetic) is in test_cuda.py; what the kernels compute is shown here, on
-any machine.
+any machine. All memory that the kernels are to write is poisoned first, and so is shared memory.
 """
 
 import platform
@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, stack_module_state, vmap
 
+from mistrnn.kernels import cuda
 from mistrnn.kernels._variant import Launch
-from mistrnn.layers import LAYERS, RecurrentLayer
+from mistrnn.layers import LAYERS, MIST, RecurrentLayer
 from tests.kernels.emulator import emulate
-from tests.kernels.test_cpu import measure, sized, tame
+from tests.kernels.test_cpu import measure, tame
 from tests.layers.cases import REGULARISERS, every_layer, seeded, small
 from tests.tolerance import relative_error
 
@@ -28,7 +29,19 @@ ROUNDINGS = {0: 1e-12, 1: 3e-2, 2: 3e-5, 3: 2e-6}
 """How far from float64 a run of these sizes may be, by parts (0: float64 itself)."""
 
 
-def errors(layer: RecurrentLayer, parts: int, launch: Launch | None, steps: int, batch: int, **call: Any) -> dict[str, float]:
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    new = cuda._Run.new
+
+    def poison(run: Any, *arguments: Any) -> Tensor:
+        return new(run, *arguments).fill_(float("nan"))
+
+    monkeypatch.setattr(cuda._Run, "new", poison)
+
+
+def errors(
+    layer: RecurrentLayer, parts: int, steps: int, batch: int, launch: Launch | None = None, **call: Any
+) -> dict[str, float]:
     """What is further from the plain form in float64 than the parts allow."""
     exact = measure(layer, "plain", torch.float64, steps, batch, **call)
     with pytest.MonkeyPatch.context() as patch:
@@ -39,12 +52,115 @@ def errors(layer: RecurrentLayer, parts: int, launch: Launch | None, steps: int,
     return {name: error for name, error in far.items() if not error <= ROUNDINGS[parts]}
 
 
+def sized(name: str, hidden: int, input_size: int = 1, **options: Any) -> RecurrentLayer:
+    with seeded(1):
+        return tame(small(name, input_size=input_size, hidden_size=hidden, **options))
+
+
 @every_layer
-@pytest.mark.parametrize("regulariser", list(REGULARISERS))
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("regulariser", "training"), [("plain", True), ("zoneout", True), ("all", True), ("all", False)]
+)
 def test_options_lengths_resets_and_directions(name: str, regulariser: str, training: bool) -> None:
     with seeded(2):
         layer = tame(small(name, hidden_size=18, num_layers=2, bidirectional=True, **REGULARISERS[regulariser]))
         reset = torch.rand(15, 4) < 0.15
     layer.train(training)
-    assert errors(layer, 0, None, 15, 4, lengths=[9, 15, 0, 12], reset=reset) == {}
+    assert errors(layer, 0, 15, 4, lengths=[9, 15, 0, 12], reset=reset) == {}
+
+
+@every_layer
+@pytest.mark.parametrize("parts", [2, 3])
+def test_numbers_in_parts(name: str, parts: int) -> None:
+    assert errors(sized(name, 39), parts, 9, 11) == {}
+
+
+def test_one_part() -> None:
+    assert errors(sized("mist", 20), 1, 6, 3) == {}
+
+
+@every_layer
+def test_blocks_that_share_the_units(name: str) -> None:
+    assert errors(sized(name, 51), 2, 7, 9, Launch(cluster=2)) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "launch"),
+    [
+        ("mist", Launch(ranges=2, cluster=2)),
+        ("lstm", Launch(ranges=3)),
+        ("narx", Launch(ranges=2)),
+        ("mist", Launch(stack=2)),
+        ("rnn", Launch(stack=3)),
+        ("mist", Launch(rows=16)),
+        ("gru", Launch(rows=16, stack=2)),
+        ("clockwork", Launch(spare=250)),
+    ],
+)
+def test_every_way_to_share_the_work(name: str, launch: Launch) -> None:
+    assert errors(sized(name, 51), 2, 6, 19, launch) == {}
+
+
+@every_layer
+def test_layer_norm_over_a_cluster(name: str) -> None:
+    assert errors(sized(name, 36, layer_norm=True), 0, 5, 3, Launch(cluster=2), lengths=[5, 2, 4]) == {}
+
+
+@every_layer
+@pytest.mark.parametrize(("hidden", "batch", "steps"), [(1, 1, 1), (7, 3, 2)])
+def test_odd_sizes(name: str, hidden: int, batch: int, steps: int) -> None:
+    hidden = 3 * hidden if name == "clockwork" else hidden
+    assert errors(sized(name, hidden, input_size=2), 3, steps, batch) == {}
+
+
+@pytest.mark.parametrize("name", ["mist", "narx"])
+def test_delays_longer_than_the_run_and_as_many_as_can_be(name: str) -> None:
+    assert errors(sized(name, 5, delays=[1, 40, 7]), 0, 6, 2) == {}
+    assert errors(sized(name, 5, delays=list(range(1, 17))), 0, 20, 2) == {}
+
+
+def test_weights_that_do_not_fit_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mistrnn.kernels._variant.block_memory", lambda capability: 20_000)
+    monkeypatch.setattr("mistrnn.kernels._variant.MOST_REGISTERS", 90)
+    assert errors(sized("lstm", 40), 2, 4, 3, Launch()) == {}
+
+
+@every_layer
+def test_trials_are_an_axis_and_a_broken_one_disturbs_nobody(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch, 2)
+    layers = [small(name, input_size=1, hidden_size=9, dtype=torch.float32) for _ in range(3)]
+    x = torch.randn(3, 5, 2, 1)
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(layers[0], parameters, (x,))[0].square().sum()
+
+    alone = [grad(loss)(dict(layer.named_parameters()), x[k]) for k, layer in enumerate(layers)]
+    with torch.no_grad():
+        layers[1].weight_hh_l0.fill_(float("nan"))
+    stacked, _ = stack_module_state(layers)
+    together = vmap(grad(loss))(stacked, x)
+    again = vmap(grad(loss))(stacked, x)
+    for key, value in together.items():
+        assert torch.equal(value[0], alone[0][key])
+        assert torch.equal(value[2], alone[2][key])
+        assert value[1].isnan().any()
+        assert torch.equal(value[::2], again[key][::2])
+
+
+def test_half_precision_is_computed_wider(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch, 1)
+    layer = MIST(1, 9, delays=3)
+    inputs = {"x": torch.randn(1, 5, 2, 1), "initial_h": torch.zeros(1, 4, 2, 9)}
+    inputs |= {name.removesuffix("_l0"): value.detach().unsqueeze(0) for name, value in layer.named_parameters()}
+    given = dict.fromkeys(cuda.INPUTS) | inputs
+    half = {name: None if value is None else value.bfloat16() for name, value in given.items()}
+    settings = cuda.Settings([1, 2, 4], 0.0, reverse=False, save=True, parts=1)
+    exact, found = (cuda.forward("mist", tensors, settings, device="cpu") for tensors in (given, half))
+    assert [value.dtype for value in found] == [torch.bfloat16] * 3 + [torch.float32]
+    assert relative_error(found[0], exact[0]) < 0.02
+
+
+def test_every_cell_has_a_kernel() -> None:
+    for name, kind in LAYERS.items():
+        assert kind.fused_name == name
+        assert (cuda._nvrtc.headers.__globals__["ROOT"] / f"layers/{name}/cuda.cuh").exists()

@@ -77,7 +77,7 @@ def test_steps_and_interval_default_to_the_tasks() -> None:
         ({"seed": 2**31}, "expected seed between 0 and 2^31 - 1, got 2147483648."),
         ({"optimizer": "sdg"}, "expected optimizer among sgd, adam, adamw, got 'sdg'."),
         ({"schedule": "step"}, "expected schedule among constant, cosine, got 'step'."),
-        ({"precision": "fp8"}, "expected precision among fp32, bf16, fp64, got 'fp8'."),
+        ({"precision": "fp8"}, "expected precision among high, fp32, bf16, fp64, got 'fp8'."),
         ({"learning_rate": 0.0}, "expected learning_rate > 0, got 0.0."),
         ({"learning_rate": float("nan")}, "expected learning_rate > 0, got nan."),
         ({"weight_decay": -1.0}, "expected weight_decay >= 0, got -1.0."),

@@ -7,8 +7,10 @@ nvcc or a host compiler.
 import ctypes
 import hashlib
 import os
+import re
 import sys
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ class CompileError(RuntimeError):
 @cache
 def bindings() -> tuple[Any, Any]:
     """Return NVIDIA's bindings of the driver and of NVRTC; an ImportError where they are not installed."""
-    from cuda.bindings import driver, nvrtc
+    from cuda.bindings import driver, nvrtc  # type: ignore[import-untyped,unused-ignore]
 
     return driver, nvrtc
 
@@ -51,27 +53,49 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mistrnn/kernels"
 
 
-def compiled(variant: Variant | OuterVariant) -> bytes:
-    """Return a variant's machine code, from the disk if it is there."""
+Settled = tuple[Variant | OuterVariant, bytes]
+"""A variant that keeps its registers in registers, and its machine code."""
+
+SPILLS = re.compile(r"(\d+) bytes spill")
+
+
+def settled(variant: Variant | OuterVariant) -> Settled:
+    """Return the variant with as many weights in registers as the compiler finds room for, from the disk if it is there."""
     name = key(variant)
     kept = folder() / f"{name}.cubin"
     try:
-        code = kept.read_bytes()
-        digest, code = code[:32], code[32:]
-        if hashlib.sha256(code).digest() == digest:  # else it was cut off or changed: compile it again
-            return code
+        digest, found = kept.read_bytes()[:32], kept.read_bytes()[32:]
+        if hashlib.sha256(found).digest() == digest:  # else it was cut off or changed: compile it again
+            return _with_spare(variant, int.from_bytes(found[:2], "little")), found[2:]
     except OSError:
         pass
-    code, _ = compile_now(variant)
+    spare, code = _settle(variant)
     try:
         # Several processes may do the same at the same time: each writes a file of its own and renames it.
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=kept.parent, prefix=name, delete=False) as file:
-            file.write(hashlib.sha256(code).digest() + code)
+            found = spare.to_bytes(2, "little") + code
+            file.write(hashlib.sha256(found).digest() + found)
         os.replace(file.name, kept)
     except OSError:  # a read-only or full disk: the kernel serves this process alone
         pass
-    return code
+    return _with_spare(variant, spare), code
+
+
+def _settle(variant: Variant | OuterVariant) -> tuple[int, bytes]:
+    """Leave the compiler more registers until it keeps none of them in memory, or there is nothing to leave it."""
+    spare = 0
+    while True:
+        tried = _with_spare(variant, spare)
+        code, log = compile_now(tried, "--ptxas-options=-v")
+        spilled = sum(map(int, SPILLS.findall(log)))
+        if spilled == 0 or not any(shape.in_registers for shape in getattr(tried, "shapes", ())):
+            return spare, code
+        spare += 8 * max(1, min(4, spilled // 64))
+
+
+def _with_spare(variant: Any, spare: int) -> Any:
+    return replace(variant, launch=replace(variant.launch, spare=variant.launch.spare + spare)) if spare else variant
 
 
 def key(variant: Variant | OuterVariant) -> str:
@@ -115,18 +139,22 @@ def _expect(nvrtc: Any, status: Any) -> None:
 class Module:
     """Machine code on one GPU, in the context that is current when it is made: torch's own."""
 
-    def __init__(self, variant: Variant | OuterVariant) -> None:
+    def __init__(self, code: bytes) -> None:
         driver, _ = bindings()
-        self._module = _checked(driver.cuModuleLoadData(compiled(variant)))
+        self._module = _checked(driver.cuModuleLoadData(code))
 
     def function(self, name: str, memory: int = 0, large_cluster: bool = False) -> "Function":
         """Return a kernel by its name, which may take so much shared memory."""
         driver, _ = bindings()
         function = _checked(driver.cuModuleGetFunction(self._module, name.encode()))
         attributes = driver.CUfunction_attribute
-        _checked(driver.cuFuncSetAttribute(function, attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, memory))
+        _checked(
+            driver.cuFuncSetAttribute(function, attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, memory)
+        )
         if large_cluster:
-            _checked(driver.cuFuncSetAttribute(function, attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1))
+            _checked(
+                driver.cuFuncSetAttribute(function, attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+            )
         return Function(function, memory)
 
 
@@ -158,10 +186,10 @@ class Kernels:
     """A variant's two kernels on one GPU: `pack`, which lays out the weights, and `run`."""
 
     def __init__(self, variant: Variant) -> None:
-        self.variant = variant
-        module = Module(variant)
+        self.variant, code = settled(variant)
+        module = Module(code)
         self._pack = module.function("pack")
-        self._run = module.function("run", variant.shared_memory, variant.launch.cluster > 8)
+        self._run = module.function("run", self.variant.shared_memory, variant.launch.cluster > 8)
 
     def pack(self, arguments: ctypes.Structure, trials: int, stream: int) -> None:
         """Lay out the weights."""
@@ -178,8 +206,8 @@ class OuterKernel:
     """The kernel of a weight gradient on one GPU."""
 
     def __init__(self, variant: OuterVariant) -> None:
-        self.variant = variant
-        self._outer = Module(variant).function("outer", variant.shared_memory)
+        self.variant, code = settled(variant)
+        self._outer = Module(code).function("outer", variant.shared_memory)
 
     def run(self, arguments: ctypes.Structure, grid: tuple[int, int, int], stream: int) -> None:
         """Add up all products."""

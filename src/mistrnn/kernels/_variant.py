@@ -15,6 +15,10 @@ HEADERS = ("device", "block", "product", "gates", "recurrence")
 MAX_HIDDEN, MAX_DELAYS, MAX_DELAY = 1024, 16, 4096
 """The largest layer that the kernels are made and tested for."""
 
+OLDEST_WITH_CLUSTERS = 90
+MAX_HIDDEN_ALONE = {"rnn": 512, "clockwork": 512, "lstm": 256, "gru": 256, "mist": 128, "narx": 128}
+"""... on GPUs whose blocks cannot share the units of a layer."""
+
 REGISTERS_OF_A_MULTIPROCESSOR, MOST_REGISTERS = 65536, 255
 
 BLOCK_MEMORY = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 103: 232_448, 120: 101_376}
@@ -202,7 +206,8 @@ class Variant:
     @property
     def registers(self) -> int:
         """Registers that a thread can have: a quarter of the warps share a quarter of the multiprocessor's."""
-        return min(MOST_REGISTERS, REGISTERS_OF_A_MULTIPROCESSOR // 128 // ceil(self.threads / 128) // 8 * 8)
+        share = REGISTERS_OF_A_MULTIPROCESSOR // 128 // ceil(self.threads / 128) // 8 * 8
+        return min(MOST_REGISTERS, share - 8 * (self.capability >= 100))  # whose compiler needs some more for itself
 
     @cached_property
     def shapes(self) -> list[Shape]:
@@ -240,7 +245,11 @@ class Variant:
         count, vectors = len(problem.delays), self.values
         beside = REGISTERS_BESIDE[problem.cell, problem.backward] + launch.spare
         if problem.cell == "mist":
-            beside += (2 * count - 1) * vectors if problem.backward else (count - 1) * vectors + 4 * problem.parts * launch.stack
+            beside += (
+                (2 * count - 1) * vectors
+                if problem.backward
+                else (count - 1) * vectors + 4 * problem.parts * launch.stack
+            )
         if vectors > 4:
             beside += VECTORS_BESIDE[problem.cell, problem.backward] * (vectors - 4)
         return beside + 24 * problem.norm
@@ -280,13 +289,26 @@ class Variant:
         return ceil(len(problem.delays) / 8) * (self.launch.rows // 4)
 
     @property
+    def buffers(self) -> int:
+        """Of what a product reads: two if there is room."""
+        return 2 if self._memory_with(2) <= block_memory(self.capability) else 1
+
+    @property
+    def cramped(self) -> bool:
+        """Whether a thread needs more registers than it can have."""
+        return self.problem.parts > 0 and self._registers_beside() > self.registers
+
+    @property
     def _memory_beside(self) -> int:
         """Bytes of shared memory that the weights leave to the rest: u and the sums over units."""
+        return self._memory_with(self.buffers)
+
+    def _memory_with(self, buffers: int) -> int:
         item = 8 if self.problem.double else 4
         totals = 2 * self.launch.cluster * self.warps * 32 * (self.sum_width + self.extra_width)
         tall = max(tall for tall, _ in self.products)
         partial = (self.launch.ranges - 1) * self.warps * tall * 32 * self.values
-        return 2 * self.launch.rows * self.u_stride + ceil((totals + partial) * item / 16) * 16
+        return buffers * self.launch.rows * self.u_stride + ceil((totals + partial) * item / 16) * 16
 
     @property
     def shared_memory(self) -> int:
@@ -348,6 +370,7 @@ class Variant:
             "SAVE": problem.save,
             "REVERSE": problem.reverse,
             "ZONEOUT": problem.zoneout,
+            "BUFFERS": self.buffers,
             "U_STRIDE": self.u_stride,
             "SUM_WIDTH": self.sum_width,
             "EXTRA_WIDTH": self.extra_width,
@@ -365,7 +388,9 @@ class Variant:
             shape = shapes[n]
             constants[f"SHAPE_{k}"] = f"{shape.tall}, {shape.wide}, {shape.in_registers}, {shape.in_shared}"
             constants[f"PRODUCT_COLUMNS_{k}"] = self.products[n][1]
-        lines = [f"#define {key} {int(value) if isinstance(value, bool) else value}" for key, value in constants.items()]
+        lines = [
+            f"#define {key} {int(value) if isinstance(value, bool) else value}" for key, value in constants.items()
+        ]
         cell = problem.cell
         return "\n".join(
             [
@@ -405,7 +430,10 @@ class OuterVariant:
     def source(self) -> str:
         """The program."""
         constants = {"PARTS": self.parts, "WARPS": self.warps, "TILES": self.tiles}
-        return "".join(f"#define {key} {value}\n" for key, value in constants.items()) + '#include "kernels/cuh/outer.cuh"\n'
+        return (
+            "".join(f"#define {key} {value}\n" for key, value in constants.items())
+            + '#include "kernels/cuh/outer.cuh"\n'
+        )
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -1,13 +1,13 @@
 """Which launch a GPU kernel gets: how many sequences a block takes, how many blocks share the units."""
 
 from dataclasses import replace
+from functools import cache
 
 import torch
 
-from mistrnn.kernels._variant import Launch, OuterVariant, Problem, Variant
+from mistrnn.kernels._variant import OLDEST_WITH_CLUSTERS, Launch, OuterVariant, Problem, Variant
 
 CLUSTERS = (1, 2, 4, 8)
-OLDEST_WITH_CLUSTERS = 90
 
 
 def choose(problem: Problem, trials: int, batch: int, device: torch.device) -> Variant:
@@ -15,6 +15,7 @@ def choose(problem: Problem, trials: int, batch: int, device: torch.device) -> V
     return fitting(problem, capability_of(device))
 
 
+@cache
 def fitting(problem: Problem, capability: int) -> Variant:
     """Return the smallest cluster that holds all weights, or else the largest."""
     clusters = CLUSTERS if capability >= OLDEST_WITH_CLUSTERS else (1,)
@@ -27,27 +28,29 @@ def fitting(problem: Problem, capability: int) -> Variant:
             stack += 1
         launch = Launch(cluster=cluster, stack=stack)
         # Few warps take long for a long sum: more of them share it. Layer norm has barriers of its own, which they miss.
-        if cluster >= LARGE_CLUSTER and problem.parts and not problem.norm:
-            launch = replace(launch, ranges=2)
         found = Variant(problem, launch, capability)
+        if cluster >= LARGE_CLUSTER and found.warps <= FEW_WARPS and problem.parts and not problem.norm:
+            launch = replace(launch, ranges=2)
+            found = Variant(problem, launch, capability)
         # Both directions share their records, so that one choice serves both.
         both = (Variant(replace(problem, backward=way, save=True), launch, capability) for way in (False, True))
-        if problem.parts == 0 or not any(variant.streamed for variant in both):
+        if problem.parts == 0 or not any(variant.streamed or variant.cramped for variant in both):
             return found
     assert found is not None
     return found
 
 
-LARGE_CLUSTER = 8
-MOST_WARPS = 16
+LARGE_CLUSTER, FEW_WARPS, MOST_WARPS = 8, 4, 16
 
 
+@cache
 def capability_of(device: torch.device) -> int:
     """Return a GPU's compute capability, times ten."""
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
 
 
+@cache
 def multiprocessors(device: torch.device) -> int:
     """Return how many multiprocessors a GPU has."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -63,11 +66,13 @@ def outer_variant(parts: int, rows: int, columns: int, device: torch.device) -> 
     def even(tiles: int, most: int) -> int:
         return -(-tiles // -(-tiles // most))
 
+    # A block of few warps would have few threads to bring what it reads.
     return OuterVariant(
         parts, even(-(-rows // 16), MOST_ROW_TILES), even(-(-columns // 8), MOST_COLUMN_TILES), capability_of(device)
     )
 
 
+@cache
 def ranges_of(depth: int, blocks: int, device: torch.device) -> tuple[int, int]:
     """Return into how many ranges the sum of a weight gradient is cut, and how long they are: all multiprocessors work."""
     count = multiprocessors(device)

@@ -12,7 +12,17 @@ from torch import Tensor
 
 from mistrnn.kernels import _library
 from mistrnn.kernels._library import Call, Library
-from mistrnn.kernels.contract import CELLS, DIFFERENTIABLE, INPUTS, Inputs, Settings, check, check_lengths, saved_size, there
+from mistrnn.kernels.contract import (
+    CELLS,
+    DIFFERENTIABLE,
+    INPUTS,
+    Inputs,
+    Settings,
+    check,
+    check_lengths,
+    saved_size,
+    there,
+)
 
 DTYPES = (torch.float32, torch.float64)
 

@@ -16,8 +16,17 @@ from torch import Tensor
 
 from mistrnn.kernels import _nvrtc
 from mistrnn.kernels._nvrtc import Kernels, OuterKernel
-from mistrnn.kernels._variant import MAX_DELAY, MAX_DELAYS, MAX_HIDDEN, OuterVariant, Problem, Variant
-from mistrnn.kernels.choices import choose, outer_variant, ranges_of
+from mistrnn.kernels._variant import (
+    MAX_DELAY,
+    MAX_DELAYS,
+    MAX_HIDDEN,
+    MAX_HIDDEN_ALONE,
+    OLDEST_WITH_CLUSTERS,
+    OuterVariant,
+    Problem,
+    Variant,
+)
+from mistrnn.kernels.choices import capability_of, choose, outer_variant, ranges_of
 from mistrnn.kernels.contract import CELLS, DIFFERENTIABLE, INPUTS, Inputs, Settings, check, saved_dtype, there
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -38,23 +47,18 @@ def unavailable(cell: str, dtype: torch.dtype, device: torch.device, hidden: int
         return f"there is none for {cell}"
     if dtype not in DTYPES:
         return f"it computes in float32, float64 and half precision, and the parameters are {str(dtype).removeprefix('torch.')}"
-    if hidden > MAX_HIDDEN:
-        return f"on a GPU it serves up to {MAX_HIDDEN} units, and there are {hidden}"
-    if len(delays) > MAX_DELAYS or max(delays, default=1) > MAX_DELAY:
-        return f"on a GPU it serves up to {MAX_DELAYS} delays of up to {MAX_DELAY} steps, and they are {list(delays)}"
-    capability = _capability(device)
+    capability = capability_of(device)
     if capability < OLDEST:
         return f"it needs a GPU of compute capability 8.0 or newer, and this one has {capability / 10}"
+    largest = MAX_HIDDEN if capability >= OLDEST_WITH_CLUSTERS else MAX_HIDDEN_ALONE[cell]
+    if hidden > largest:
+        return f"on this GPU it serves up to {largest} units, and there are {hidden}"
+    if len(delays) > MAX_DELAYS or max(delays, default=1) > MAX_DELAY:
+        return f"on a GPU it serves up to {MAX_DELAYS} delays of up to {MAX_DELAY} steps, and they are {list(delays)}"
     return _problem()
 
 
 _problem = cache(_nvrtc.problem)
-
-
-@cache
-def _capability(device: torch.device) -> int:
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
 
 
 def parts_of(like: Tensor) -> int:
@@ -107,7 +111,7 @@ class Arguments(ctypes.Structure):
 class _Run:
     """One call: its tensors in the type that the kernel computes in, its sizes, and the arguments under way."""
 
-    def __init__(self, cell: str, inputs: Inputs, settings: Settings, device: str) -> None:
+    def __init__(self, cell: str, inputs: Inputs, settings: Settings, device: str, enter: bool = True) -> None:
         check(cell, inputs, settings, device, DTYPES)
         self.cell, self.settings = cell, settings
         self.dtype = there(inputs, "x").dtype
@@ -123,6 +127,8 @@ class _Run:
         self.origin = self._origin()
         self.arguments = Arguments(E=self.E, T=self.T, B=self.B, zoneout=settings.zoneout)
         self._alive: list[Tensor] = []
+        if not enter:
+            return
         x = self.x if self.x.stride(3) == 1 or self.I == 1 else self.x.contiguous()
         self.arguments.x_trial, self.arguments.x_time, self.arguments.x_sequence, _ = x.stride()
         self._enter("x", x)
@@ -188,6 +194,7 @@ class _Run:
         """Lay out the weights and run all steps."""
         device = self.x.device
         kernels, stream = load(variant, device), current_stream(device)
+        variant = kernels.variant  # as it was settled when it was compiled
         self.arguments.saved_block = variant.saved_size(self.T)
         self.arguments.saved_trial = variant.blocks(self.B) * self.arguments.saved_block
         if size := variant.ring_size(self.T):
@@ -225,6 +232,13 @@ def _load(variant: Variant, device: torch.device) -> Kernels:
 def current_stream(device: torch.device) -> int:
     """Return torch's current stream as the driver knows it."""
     return torch.cuda.current_stream(device).cuda_stream
+
+
+def saved_shape(cell: str, inputs: Inputs, settings: Settings) -> tuple[int, ...]:
+    """Return the shape of what a run saves, from tensors that need not hold anything."""
+    run = _Run(cell, inputs, settings, there(inputs, "x").device.type, enter=False)
+    variant = run.variant(backward=False)
+    return run.E, variant.blocks(run.B) * variant.saved_size(run.T)
 
 
 def forward(cell: str, inputs: Inputs, settings: Settings, device: str = "cuda") -> tuple[Tensor, ...]:
@@ -296,7 +310,7 @@ def backward(
     if want_x:
         rows = there(inputs, "weight_ih").size(1)
         d_x = _product(dz[..., :rows].flatten(1, 2), there(run.inputs, "weight_ih"))
-        results["x"] = run.by_step(d_x.unflatten(1, (run.T, run.B)))
+        results["x"] = run.by_step(d_x.view(run.E, run.T, run.B, run.I))
     return tuple(
         results[name].to(run.dtype) if name in results and inputs[name] is not None else dz.new_empty(0).to(run.dtype)
         for name in DIFFERENTIABLE

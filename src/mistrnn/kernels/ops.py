@@ -57,13 +57,18 @@ def register(cell: str, plain: Plain) -> None:
         inputs, settings = _named(arguments), Settings(*arguments[_COUNT:])
         x, initial, weight = inputs["x"], inputs["initial_h"], inputs["weight_ih"]
         (trials, steps, batch, _), (_, memory, _, hidden) = x.shape, initial.shape
-        size = saved_size(cell, weight.size(1), hidden, settings, inputs["gain"] is not None)
+        saved: tuple[int, ...] = (0,)
+        if settings.save and x.device.type == "cuda":
+            saved = cuda.saved_shape(cell, inputs, settings)
+        elif settings.save:
+            size = saved_size(cell, weight.size(1), hidden, settings, inputs["gain"] is not None)
+            saved = (trials, steps, batch, size)
         final = initial.new_empty(trials, memory, batch, hidden)
         return (
             initial.new_empty(trials, steps, batch, hidden),
             final,
             torch.empty_like(final) if cell == "lstm" else initial.new_empty(0),
-            initial.new_empty((trials, steps, batch, size) if settings.save else 0, dtype=saved_dtype(initial.dtype)),
+            initial.new_empty(saved, dtype=saved_dtype(initial.dtype)),
         )
 
     def backward(device: ModuleType, *arguments: Any) -> Tensors:

@@ -3,8 +3,8 @@
 E trials still running, T time, B batch, I input.
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,7 +95,7 @@ class Group:
             scores, state = functional_call(self.model, parameters, (inputs, state))
             return self.task.errors(scores, targets), state
 
-        with torch.no_grad(), self._autocast():
+        with torch.no_grad(), self._arithmetic():
             everything = torch.arange(self.task.sizes[split], device=self.device)
             for index in torch.split(everything, evaluation_batch(self.study, self.device)):
                 inputs, targets = self.task.batch(split, index, self.study.dtype)
@@ -142,7 +142,7 @@ class Group:
                 return share * self.task.loss(scores, y), after
 
             dims = (0, None if state is None else 0, 0, 0)
-            with self._autocast():
+            with self._arithmetic():
                 if share:
                     found, (value, state) = vmap(grad_and_value(loss, has_aux=True), in_dims=dims)(
                         self.parameters, state, part, wanted
@@ -203,10 +203,17 @@ class Group:
         rates = [self.study.learning_rate_of(self.records[k].trial) for k in self.running]
         return torch.tensor(rates, dtype=torch.float64, device=self.device)
 
-    def _autocast(self) -> AbstractContextManager[object]:
-        if self.study.precision == "bf16":
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
-        return nullcontext()
+    @contextmanager
+    def _arithmetic(self) -> Iterator[None]:
+        """Compute as the study's precision says, and leave torch's own setting as it was."""
+        before = torch.get_float32_matmul_precision()
+        if self.device.type == "cuda":
+            torch.set_float32_matmul_precision("high" if self.study.precision == "high" else "highest")
+        try:
+            with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.study.precision == "bf16"):
+                yield
+        finally:
+            torch.set_float32_matmul_precision(before)
 
     def snapshot(self) -> tuple[Tensors, dict[str, Any]]:
         """Return all that changes, as tensors and as JSON."""

@@ -19,8 +19,9 @@ from mistrnn.training.model import Model
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine")
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
-"""The dtype of the parameters; with bf16 the products are shortened by autocast."""
+PRECISIONS = {"high": torch.float32, "fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
+"""The dtype of the parameters. With "high", a GPU's products may read 16 bits of them, as torch's own setting of that name
+allows; with "bf16" all products are shortened by autocast."""
 
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -4.0, 1.0
 """Learning rates are 10^U(-4, 1)."""
@@ -49,7 +50,7 @@ class Study:
     optimizer: str = "sgd"
     schedule: str = "constant"
     weight_decay: float = 0.0
-    precision: str = "fp32"
+    precision: str = "high"
     truncate: int | None = None
     """Cut backpropagation through time after so many steps; the state is handed on."""
     validate_every: int | None = None

@@ -34,7 +34,7 @@ constexpr int kUnits = 16 * W * TW;      // of a block; the last block of a clus
 constexpr int kValues = 4 * NT * TW, kRows = 2 * NT;  // of a thread
 constexpr int kDelays = D > 0 ? D : 1, kSlots = (kDelays + 7) / 8;
 constexpr int kStride = U_STRIDE;        // of a sequence in u, in bytes
-constexpr int kBuffers = 2;              // of u: others may still read the last one
+constexpr int kBuffers = BUFFERS;        // of u: with two, others may still read the last one
 constexpr int kExtraWidth = EXTRA_WIDTH;
 constexpr int kSumWidth = SUM_WIDTH;     // numbers of a sequence that are added up over the units at once, at most
 constexpr int kG = PARAMETER_ROWS, kColumns = GRADIENT_COLUMNS, kColumnStride = GRADIENT_STRIDE, kRecord = RECORD;
@@ -169,18 +169,15 @@ struct Block {
     gradient_now = args.dz + e * args.T * args.B * kColumnStride + at(first, 0, kColumnStride);
     mixed_now = args.mixed + e * args.T * args.B * MIXED_STRIDE + at(first, 0, MIXED_STRIDE);
     hold(output_now), hold(gradient_now), hold(mixed_now);
-    EACH_ROW {
-      x_now[j] = args.x + e * args.x_trial + first * args.x_time + (row + sequence_of(j)) * args.x_sequence;
-      outer_now[j] = args.d_output + e * args.d_output_trial + first * args.d_output_time +
-                     (row + sequence_of(j)) * args.d_output_sequence + unit;
-      hold(x_now[j]), hold(outer_now[j]);
-    }
+    x_now = args.x + e * args.x_trial + first * args.x_time + row * args.x_sequence;
+    outer_now = args.d_output + e * args.d_output_trial + first * args.d_output_time + row * args.d_output_sequence + unit;
+    hold(x_now), hold(outer_now);
     for (int n = threadIdx.x; n < kBuffers * R * kStride / 4; n += KS * W * 32) ((unsigned*)u)[n] = 0;
   }
   // Places of the thread's first number at the step that comes next, in tensors that it goes through once. With kReverse,
   // x, output and d_output are found by their time instead.
   Real *output_now, *gradient_now, *mixed_now;
-  const Real *x_now[kRows], *outer_now[kRows];
+  const Real *x_now, *outer_now;  // of the first sequence
 
   METHOD void store(Real* now, int width, const Values& v) const {
     EACH_VALUE if (has(i)) now[sequence_of(row_of(i)) * width + unit_of(i)] = v[i];
@@ -220,9 +217,9 @@ struct Block {
       x[j] = 0;
       const bool there = in_batch(j) && s >= 0 && s < (int)args.T && active(s, j);
       if (there) x[j] = kReverse ? args.x[e * args.x_trial + time(s, j) * args.x_time + (row + sequence_of(j)) * args.x_sequence]
-                                 : *x_now[j];
-      x_now[j] += BACKWARD ? -args.x_time : args.x_time;
+                                 : x_now[sequence_of(j) * args.x_sequence];
     }
+    x_now += BACKWARD ? -args.x_time : args.x_time;
   }
 
   // Read or write a state [M, B, H] of this trial.

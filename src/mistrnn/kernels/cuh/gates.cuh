@@ -192,8 +192,8 @@ template <class Cell> struct Gates {
       EACH_VALUE if (k.has(i) && k.is_active(s, i))
         dh[i] = kReverse ? args.d_output[k.e * args.d_output_trial + k.time(s, row_of(i)) * args.d_output_time +
                                          (k.row + sequence_of(row_of(i))) * args.d_output_sequence + k.unit + unit_of(i)]
-                         : k.outer_now[row_of(i)][unit_of(i)];
-      EACH_ROW k.outer_now[j] -= args.d_output_time;
+                         : k.outer_now[sequence_of(row_of(i)) * args.d_output_sequence + unit_of(i)];
+      k.outer_now -= args.d_output_time;
     }
     if (args.d_final_h)
       EACH_VALUE {

@@ -69,9 +69,14 @@ template <class S> struct Weights {
 
 #if PARTS > 0
 
-// Independent sums: a tensor core takes long to answer, so that one sum after the other would wait.
+// Independent sums: a tensor core takes long to answer, so that one sum after the other would wait. With many tiles there
+// are enough of them, and large and small products share one (but for three parts, see below).
 template <class S> struct Sums {
-  static constexpr int kTerms = P == 1 ? 1 : 3, kLanes = S::MB * NT == 1 ? 2 : 1;
+  static constexpr bool kFew = S::MB * NT < 4;
+  static constexpr int kTerms = P == 1 ? 1 : kFew ? 3 : P == 2 ? 1 : 2, kLanes = S::MB * NT == 1 ? 2 : 1;
+  static METHOD constexpr int term(int i, int j) {
+    return P == 1 || i + j == 0 ? 0 : kFew ? (P == 2 ? 1 + i : i + j) : kTerms - 1;
+  }
   float value[S::MB][NT][kLanes][kTerms][4];
 
   METHOD void zero() {
@@ -94,7 +99,7 @@ template <class S> struct Sums {
     for (int i = P - 1; i >= 0; i--)
 #pragma unroll
       for (int j = P - 1 - i; j >= (P == 3 && i == 0 ? 1 : 0); j--)
-        multiply_add(sums[P == 1 ? 0 : i + j == 0 ? 0 : (P == 2 ? 1 + i : i + j)], a[i], b[j]);
+        multiply_add(sums[term(i, j)], a[i], b[j]);
     if (P == 3) {  // tensor cores cut off what does not fit into a sum: a long one would shrink
       float tile[4] = {0, 0, 0, 0};
       multiply_add(tile, a[0], b[0]);
@@ -153,15 +158,15 @@ template <int PHASE, class S> DEVICE void product(Block& block, const Weights<S>
       for (int n = 0; n < NT; n++) sums.add(parity, m, n, a, b[n]);
     }
   };
-  if (S::kShared <= 16) {
+  if (S::kShared <= 16 && S::MB == 1) {
 #pragma unroll
     for (int k = 0; k < S::kShared; k++) add_from(weights.shared + k * (S::MB * P * 32), S::kRegisters + k, k % 2);
   } else {
-#pragma unroll 4
+#pragma unroll(S::MB < 4 ? 4 : 1)
     for (int k = 0; k < S::kShared; k++) add_from(weights.shared + k * (S::MB * P * 32), S::kRegisters + k, 0);
   }
   constexpr int near = S::kRegisters + S::kShared;
-#pragma unroll 4
+#pragma unroll(S::MB < 4 ? 4 : 1)
   for (int k = near; k < S::kWide; k++) add_from(weights.global + k * (S::MB * P * 32), k, 0);
 #pragma unroll
   for (int g = 0; g < S::kTall; g++) EACH_VALUE z[g][i] = sums.total(g * TW + i / (4 * NT), i / 4 % NT, i % 4);

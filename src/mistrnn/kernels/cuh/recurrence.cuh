@@ -32,6 +32,7 @@ DEVICE void multiply(Block& k, const Weights<S>& weights, Real (&z)[S::kTall][kV
         EACH_VALUE z[g][i] += more[i];
       }
   }
+  if (kBuffers == 1) k.arrive(), k.wait();  // large layers have room for one: everybody has read it
   k.next_buffer();
 }
 

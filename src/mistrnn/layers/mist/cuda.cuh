@@ -149,32 +149,25 @@ struct Mist : Gates<MistGates> {
   Values dm, later[D], state, outer, reset;
   Weights_ a_later;
   Real* dm_stream;
-  const Real* a_ahead[kSlots];  // where the weight stands by which this lane's delay reads the state of step 0
+  int ahead[kSlots];  // the delays that are this lane's
 
   METHOD Real* dm_of(int s) const { return dm_stream + (long)s * (32 * kValues); }
   // What the sum (3') at step s needs of later steps.
   METHOD void load_later(Block& k, int s) {
     EACH_SLOT EACH_ROW {
-      a_later[slot][j] = a_ahead[slot][(long)s * Block::kExtraStep + j];
-      if (kLengths || kReset) {
-        const int ahead = (int)((a_ahead[slot] - k.extra_record(0, 0)) / Block::kExtraStep), at = s + ahead;
-        if (at >= k.end(j) || !k.sees(at, ahead, j)) a_later[slot][j] = 0;
-      }
-      if (d >= D) a_later[slot][j] = 0;
+      const int at = s + ahead[slot];
+      a_later[slot][j] = k.extra_record(at, 0)[slot * kRows + j];
+      if (d >= D || ((kLengths || kReset) && (at >= k.end(j) || !k.sees(at, ahead[slot], j)))) a_later[slot][j] = 0;
     }
     EACH_DELAY if (delay(d) != 1) load_all(dm_of(s + delay(d)), later[d]);
   }
   // The same for a step before the first.
   METHOD void load_later_before(Block& k, int s) {
-    EACH_SLOT {
-      int ahead = 0;
-#pragma unroll
-      for (int n = 0; n < D; n++) if (n == d) ahead = delay(n);
-      const int at = s + ahead;
-      EACH_ROW {
-        a_later[slot][j] = 0;
-        if (d < D && at >= 0 && at < k.end(j) && k.sees(at, ahead, j)) a_later[slot][j] = k.extra_record(at, 0)[slot * kRows + j];
-      }
+    EACH_SLOT EACH_ROW {
+      const int at = s + ahead[slot];
+      a_later[slot][j] = 0;
+      if (d < D && at >= 0 && at < k.end(j) && k.sees(at, ahead[slot], j))
+        a_later[slot][j] = k.extra_record(at, 0)[slot * kRows + j];
     }
     EACH_DELAY {
       EACH_VALUE later[d][i] = 0;
@@ -200,11 +193,10 @@ struct Mist : Gates<MistGates> {
     EACH_VALUE dm[i] = 0;
     for (int m = 0; m < M; m++) store_all(dm_of((int)k.args.T + m), dm);
     EACH_SLOT {
-      int ahead = 0;
+      ahead[slot] = 0;
 #pragma unroll
-      for (int n = 0; n < D; n++) if (n == d) ahead = delay(n);
-      a_ahead[slot] = k.extra_record(ahead, 0) + slot * kRows;
-      hold(a_ahead[slot]);
+      for (int n = 0; n < D; n++) if (n == d) ahead[slot] = delay(n);
+      hold(ahead[slot]);
     }
     if (k.args.T > 0) load_later(k, (int)k.args.T - 1), load_step(k, (int)k.args.T - 1);
   }

@@ -1,0 +1,168 @@
+"""The GPU kernels as programs: every variant compiles for every architecture, on a machine without a GPU."""
+
+import hashlib
+import multiprocessing
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mistrnn.kernels import _nvrtc
+from mistrnn.kernels._variant import (
+    MAX_HIDDEN_ALONE,
+    OLDEST_WITH_CLUSTERS,
+    Launch,
+    OuterVariant,
+    Problem,
+    Variant,
+    block_memory,
+)
+from mistrnn.kernels.choices import MOST_COLUMN_TILES, MOST_ROW_TILES, fitting
+from tests.layers.cases import every_layer
+
+ARCHITECTURES = (80, 90, 100)
+DELAYS = {"mist": tuple(2**k for k in range(8)), "narx": tuple(range(1, 9)), "clockwork": tuple(2**k for k in range(8))}
+
+every_architecture = pytest.mark.parametrize("capability", ARCHITECTURES)
+
+
+def problem(name: str, backward: bool, hidden: int, parts: int = 2, **options: Any) -> Problem:
+    delays = DELAYS.get(name, ())
+    memory = max(delays) if name in ("mist", "narx") else 1
+    options = {"inline": True, "bias_hn": name == "gru"} | options
+    return Problem(name, backward, hidden, delays=delays, memory=memory, parts=parts, **options)
+
+
+def spilled(variant: Variant | OuterVariant) -> int:
+    """Bytes of registers that the settled kernel keeps in memory."""
+    spare, _ = _nvrtc._settle(variant)
+    found = _nvrtc._with_spare(variant, spare)
+    if isinstance(found, Variant):
+        assert found.shared_memory <= block_memory(found.capability)
+        assert found.threads <= 1024
+    _, log = _nvrtc.compile_now(found, "--ptxas-options=-v")
+    numbers = re.findall(r"(\d+) bytes spill", log)
+    assert len(numbers) >= 2
+    return sum(map(int, numbers))
+
+
+@every_layer
+@every_architecture
+@pytest.mark.parametrize("hidden", [100, 139, 198, 512, 1024])
+def test_no_variant_spills_registers(name: str, capability: int, hidden: int) -> None:
+    hidden -= hidden % 8 if name == "clockwork" else 0
+    if capability < OLDEST_WITH_CLUSTERS:
+        hidden = min(hidden, MAX_HIDDEN_ALONE[name])
+    for backward in (False, True):
+        assert spilled(fitting(problem(name, backward, hidden), capability)) == 0
+
+
+@every_layer
+@every_architecture
+def test_no_variant_of_full_precision_spills_registers(name: str, capability: int) -> None:
+    for backward in (False, True):
+        assert spilled(fitting(problem(name, backward, 128, parts=3), capability)) == 0
+
+
+@every_layer
+@every_architecture
+def test_every_option_compiles(name: str, capability: int) -> None:
+    options: list[dict[str, Any]] = [
+        {"inline": False, "norm": True, "reset": True, "lengths": True, "reverse": True, "zoneout": 1, "dropout": True},
+        {"inline": False, "zoneout": 2, "bias": False, "save": False},
+        {"parts": 0, "double": True},
+        {"parts": 1},
+    ]
+    for chosen in options:
+        for backward in (False, True):
+            code, _ = _nvrtc.compile_now(fitting(problem(name, backward, 40, **chosen), capability))
+            assert code[:4] == b"\x7fELF"
+
+
+@every_architecture
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_the_kernel_of_weight_gradients_spills_no_registers(parts: int, capability: int) -> None:
+    for warps in (6, MOST_ROW_TILES):
+        assert spilled(OuterVariant(parts, warps, MOST_COLUMN_TILES, capability)) == 0
+
+
+def test_an_unknown_gpu_gets_what_the_known_ones_before_it_have() -> None:
+    assert block_memory(87) <= min(block_memory(80), block_memory(86))
+    assert fitting(problem("mist", False, 139), 120).shared_memory <= block_memory(120)
+
+
+def test_one_choice_serves_both_directions() -> None:
+    for hidden in (139, 300, 512, 1000):
+        forward, backward = (fitting(problem("lstm", way, hidden), 90) for way in (False, True))
+        assert forward.launch == backward.launch
+        assert forward.saved_size(10) == backward.saved_size(10)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MISTRNN_CACHE", str(tmp_path / "kernels"))
+    return tmp_path / "kernels"
+
+
+SMALL = Variant(problem("rnn", False, 8), Launch(), 90)
+
+
+def test_compiled_kernels_are_kept_and_a_damaged_one_is_made_again(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = _nvrtc.settled(SMALL)[1]
+    (kept,) = cache.iterdir()
+    assert kept.stem == _nvrtc.key(SMALL)
+    compile_now = _nvrtc.compile_now
+    monkeypatch.setattr(_nvrtc, "compile_now", None)
+    assert _nvrtc.settled(SMALL)[1] == code  # from the disk
+    monkeypatch.setattr(_nvrtc, "compile_now", compile_now)
+    kept.write_bytes(kept.read_bytes()[:-100])
+    assert _nvrtc.settled(SMALL)[1] == code
+    assert hashlib.sha256(kept.read_bytes()[32:]).digest() == kept.read_bytes()[:32]
+
+
+def test_the_key_follows_source_architecture_and_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {
+        _nvrtc.key(SMALL),
+        _nvrtc.key(Variant(SMALL.problem, SMALL.launch, 100)),
+        _nvrtc.key(Variant(problem("rnn", True, 8), SMALL.launch, 90)),
+    }
+    _, nvrtc = _nvrtc.bindings()
+    monkeypatch.setattr(nvrtc, "nvrtcVersion", lambda: (0, 99, 1))
+    assert len(keys | {_nvrtc.key(SMALL)}) == 4
+
+
+def test_without_a_place_to_keep_them_kernels_still_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("MISTRNN_CACHE", str(tmp_path / "file/kernels"))
+    assert _nvrtc.settled(SMALL)[1][:4] == b"\x7fELF"
+
+
+def _compile(folder: str) -> str:
+    import os
+
+    os.environ["MISTRNN_CACHE"] = folder
+    return hashlib.sha256(_nvrtc.settled(SMALL)[1]).hexdigest()
+
+
+def test_several_processes_may_compile_at_once(cache: Path) -> None:
+    with multiprocessing.get_context("spawn").Pool(3) as pool:
+        found = pool.map(_compile, [str(cache)] * 6)
+    assert len(set(found)) == 1
+    assert [path.suffix for path in cache.iterdir()] == [".cubin"]
+
+
+def test_a_mistake_in_a_kernel_is_told_in_the_compilers_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Variant, "source", "this is no program")
+    with pytest.raises(_nvrtc.CompileError, match=r"expected Variant.* to compile.*\n.*mistrnn.cu"):
+        _nvrtc.compile_now(SMALL)
+
+
+def test_missing_bindings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> Any:
+        raise ImportError
+
+    monkeypatch.setattr(_nvrtc, "bindings", missing)
+    assert "pip install 'mistrnn[cuda]'" in str(_nvrtc.problem())
