@@ -61,13 +61,14 @@ def unavailable(cell: str, dtype: torch.dtype, device: torch.device, hidden: int
 _problem = cache(_nvrtc.problem)
 
 
-def parts_of(like: Tensor) -> int:
+def parts_of(x: Tensor) -> int:  # [T, B, I]
     """Return how many parts a run's products read, as torch's own switches say now."""
-    if like.dtype == torch.float64:
+    if x.dtype == torch.float64:
         return 0
-    if like.dtype != torch.float32 or torch.is_autocast_enabled("cuda"):
+    if x.dtype != torch.float32 or torch.is_autocast_enabled("cuda"):
         return 1
-    return PARTS[torch.get_float32_matmul_precision()]
+    # A single sequence is a product by a vector, which torch never shortens.
+    return PARTS["highest" if x.size(1) == 1 else torch.get_float32_matmul_precision()]
 
 
 def _pointers(*names: str) -> list[tuple[str, Any]]:
@@ -183,9 +184,25 @@ class _Run:
 
     def new(self, name: str, *shape: int) -> Tensor:
         """Make a tensor for the kernel to write."""
-        tensor = torch.empty(shape, dtype=self.real, device=self.x.device)
+        try:
+            tensor = torch.empty(shape, dtype=self.real, device=self.x.device)
+        except torch.OutOfMemoryError as error:
+            raise torch.OutOfMemoryError(
+                f"{self.cell}: expected memory for {self.E} trials of {self.B} sequences of {self.T} steps with {self.H} "
+                f"units, and there is not enough on {self.x.device}; about {self._trials_that_fit()} would fit. ({error})"
+            ) from error
         self._enter(name, tensor)
         return tensor
+
+    def _trials_that_fit(self) -> int:
+        """Return how many trials the memory that is free, or torch's own in reserve, would hold, forwards and backwards."""
+        device = self.x.device
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+        variant = self.variant(backward=True)
+        problem, rows = variant.problem, self.T * self.B
+        numbers = rows * (2 * self.H + problem.column_stride + problem.mixed_stride * (self.cell == "mist"))
+        numbers += variant.blocks(self.B) * (variant.saved_size(self.T) + variant.ring_size(self.T))
+        return int(free // (numbers * self.real.itemsize))
 
     def variant(self, backward: bool) -> Variant:
         return choose(self.problem(backward), self.E, self.B, self.x.device)
@@ -348,9 +365,15 @@ def _parameter_gradients(
     else:
         found["weight_hh"] = _against_past(run, dz, 1, output)
     if cell == "clockwork":
-        periods = torch.tensor(problem.delays, device=dz.device).repeat_interleave(hidden // count)
-        found["weight_hh"] = found["weight_hh"].masked_fill(periods.unsqueeze(1) > periods, 0.0)
+        found["weight_hh"] = found["weight_hh"].masked_fill(_severed(problem.delays, hidden, dz.device), 0.0)
     return found
+
+
+@cache
+def _severed(periods: tuple[int, ...], hidden: int, device: torch.device) -> Tensor:  # [H, H]
+    """Return which weights of a Clockwork do not exist; made once, because a CUDA graph cannot copy from the CPU."""
+    of_units = torch.tensor(periods, device=device).repeat_interleave(hidden // len(periods))
+    return of_units.unsqueeze(1) > of_units
 
 
 def _against_past(run: _Run, dz: Tensor, delay: int, output: Tensor) -> Tensor:

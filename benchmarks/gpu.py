@@ -1,0 +1,232 @@
+"""How fast the fused GPU forms are, beside what a user would pick instead: cuDNN's layers, in the same run.
+
+    python benchmarks/gpu.py [--out FILE] [--precision high|highest]
+
+1 input, batch 100, 784 steps, unless a row says otherwise. Times are medians of device events. The share of the roofline is
+the larger of two times (bytes that must move, and products that must be made, over the ceilings measured in the same run)
+over the time that was measured.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from mistrnn.kernels import cuda
+from mistrnn.layers import GRU, LAYERS, LSTM, MIST, NARX, RNN, Clockwork, RecurrentLayer
+from mistrnn.training.capture import Captured
+
+STEPS, BATCH, TRIALS = 784, 100, 50
+
+
+def milliseconds(function: Callable[[], Any], repeats: int = 9) -> float:
+    """The median of a few runs after two to warm up."""
+    times = []
+    for k in range(repeats + 2):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        function()
+        end.record()
+        end.synchronize()
+        if k > 1:
+            times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def training(layer: nn.Module, steps: int = STEPS, batch: int = BATCH) -> float:
+    """Forwards and backwards with the loss at the last step."""
+    x = torch.randn(steps, batch, 1, device="cuda")
+    parameters = list(layer.parameters())
+
+    def run() -> None:
+        torch.autograd.grad(layer(x)[0][-1].square().sum(), parameters)
+
+    return milliseconds(run)
+
+
+def inference(layer: nn.Module, batch: int) -> float:
+    x = torch.randn(STEPS, batch, 1, device="cuda")
+    with torch.no_grad():
+        return milliseconds(lambda: layer(x))
+
+
+def many(layer: RecurrentLayer, trials: int = TRIALS, steps: int = STEPS) -> tuple[float, float]:
+    """A whole training step of many trials as one CUDA graph, and the memory that it takes, in GiB."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    stacked = {name: p.detach().expand(trials, *p.shape).clone() for name, p in layer.named_parameters()}
+    x = torch.randn(trials, steps, BATCH, 1, device="cuda")
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(layer, parameters, (x,))[0][-1].square().sum()
+
+    def step(x: Tensor) -> Tensor:
+        for name, gradient in vmap(grad(loss))(stacked, x).items():
+            stacked[name].sub_(gradient, alpha=1e-6)
+        return x[:1, :1, :1, 0]
+
+    captured = Captured(step, x)
+    taken = torch.cuda.max_memory_allocated() / 2**30
+    return milliseconds(lambda: captured(x), 5), taken
+
+
+def ceilings() -> tuple[float, float]:
+    """Bytes a second that a copy moves, and products a second of bfloat16 matrices."""
+    a = torch.empty(2**30, device="cuda")
+    b = torch.empty_like(a)
+    copy = 2 * a.numel() * 4 / milliseconds(lambda: b.copy_(a)) * 1e3
+    del a, b
+    m = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    return copy, 2 * 8192**3 / milliseconds(lambda: m @ m) * 1e3
+
+
+def floor(layer: RecurrentLayer, trials: int, rates: tuple[float, float], steps: int = STEPS) -> float:
+    """Milliseconds that a training step must take: weights are multiplied three times, in so many parts each."""
+    weights = sum(p.numel() for name, p in layer.named_parameters() if name.startswith("weight"))
+    terms = {1: 1, 2: 3, 3: 6}[cuda.PARTS[torch.get_float32_matmul_precision()]]
+    rows, hidden = trials * steps * BATCH, layer.hidden_size
+    gates = sum(layer._row_blocks())
+    products = 3 * terms * 2 * weights * rows / rates[1]
+    # Written and read once: the states, the gates, the gradients of both, and what is multiplied by them.
+    moved = 4 * rows * (2 * hidden + 2 * gates + 2 * gates + 2 * hidden) / rates[0]
+    return 1e3 * max(products, moved)
+
+
+def first_use() -> tuple[float, float]:
+    """Seconds from a layer to its first gradients in a new process, less what torch's own layer needs there: cold and warm."""
+    program = (
+        "import time, torch; torch.randn(9, device='cuda').sum().item(); l = torch.nn.LSTM(1, 8, device='cuda');"
+        "l(torch.randn(3, 2, 1, device='cuda'))[0].sum().backward(); import mistrnn; torch.cuda.synchronize();"
+        "t = time.perf_counter(); m = mistrnn.MIST(1, 139, device='cuda');"
+        "m(torch.randn(784, 100, 1, device='cuda'))[0].sum().backward(); torch.cuda.synchronize();"
+        "print(time.perf_counter() - t)"
+    )
+    import os
+
+    with tempfile.TemporaryDirectory() as folder:
+        places = {**os.environ, "MISTRNN_CACHE": folder}
+        cold, warm = (
+            float(subprocess.run([sys.executable, "-c", program], env=places, check=True, capture_output=True).stdout)
+            for _ in range(2)
+        )
+    return cold, warm
+
+
+def table(precision: str, rates: tuple[float, float]) -> list[str]:
+    torch.set_float32_matmul_precision(precision)
+    device: dict[str, Any] = {"device": "cuda"}
+    lines = [
+        f'## Precision "{precision}"',
+        "",
+        "| measurement | ours, ms | alternative, ms | ratio | wanted | of the roofline |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+
+    def row(name: str, ours: float, other: float, wanted: str, bound: float | None = None, note: str = "") -> None:
+        share = f"{100 * bound / ours:.0f}%" if bound else ""
+        lines.append(f"| {name} | {ours:.2f}{note} | {other:.2f} | {other / ours:.2f}x | {wanted} | {share} |")
+        print(lines[-1], flush=True)
+
+    torch.manual_seed(0)
+    cudnn = {n: training(nn.LSTM(1, n, **device)) for n in (100, 139, 512)}
+    cudnn_rnn = training(nn.RNN(1, 198, **device))
+    mist = MIST(1, 139, **device)
+    row("MIST 139, against cuDNN LSTM 100", training(mist), cudnn[100], "2x", floor(mist, 1, rates))
+    time_50, taken = many(mist)
+    row(
+        "50 trials of MIST 139, per trial, against cuDNN LSTM 100",
+        time_50 / TRIALS,
+        cudnn[100],
+        "15x",
+        floor(mist, TRIALS, rates) / TRIALS,
+        f" ({time_50:.1f} in all, {taken:.1f} GiB)",
+    )
+    large = MIST(1, 512, **device)
+    row("MIST 512, against cuDNN LSTM 512", training(large), cudnn[512], "3x", floor(large, 1, rates))
+    time_large, taken = many(large)
+    row(
+        "50 trials of MIST 512, against 100 ms",
+        time_large,
+        100.0,
+        "1x",
+        floor(large, TRIALS, rates),
+        f" ({taken:.1f} GiB)",
+    )
+    for layer, other, wanted in (
+        (LSTM(1, 100, **device), cudnn[100], "1x"),
+        (LSTM(1, 139, **device), cudnn[139], "3x"),
+        (LSTM(1, 512, **device), cudnn[512], "1.5x"),
+        (RNN(1, 198, **device), cudnn_rnn, "1x"),
+    ):
+        name = f"{type(layer).__name__} {layer.hidden_size}, against cuDNN's"
+        row(name, training(layer), other, wanted, floor(layer, 1, rates))
+    for layer, other, wanted in (
+        (LSTM(1, 100, **device), cudnn[100], "10x"),
+        (RNN(1, 198, **device), cudnn_rnn, "5x"),
+        (Clockwork(1, 256, **device), cudnn[100], "10x"),
+        (NARX(1, 64, delays=8, **device), cudnn[100], "10x"),
+        (GRU(1, 100, **device), cudnn[100], ""),
+    ):
+        time_many, taken = many(layer)
+        against = "cuDNN RNN 198" if layer.hidden_size == 198 else "cuDNN LSTM 100"
+        row(
+            f"50 trials of {type(layer).__name__} {layer.hidden_size}, per trial, against {against}",
+            time_many / TRIALS,
+            other,
+            wanted,
+            floor(layer, TRIALS, rates) / TRIALS,
+            f" ({time_many:.1f} in all, {taken:.1f} GiB)",
+        )
+    for batch in (1, 1000):
+        row(
+            f"MIST 139 forwards only, batch {batch}, against cuDNN LSTM 100",
+            inference(mist, batch),
+            inference(nn.LSTM(1, 100, **device), batch),
+            "1x",
+        )
+    twice, _ = many(mist, steps=2 * STEPS)
+    row("50 trials of MIST 139 with twice the steps, against twice the time", twice, 2 * time_50, "0.95x")
+    twice, _ = many(mist, trials=2 * TRIALS)
+    row("twice the trials of MIST 139, against twice the time", twice, 2 * time_50, "0.95x")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--precision", choices=["high", "highest"], nargs="*", default=["high", "highest"])
+    chosen = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("expected a CUDA device, and there is none: nothing was measured.")
+    assert set(LAYERS) == {"mist", "narx", "clockwork", "rnn", "lstm", "gru"}
+    rates = ceilings()
+    cold, warm = first_use()
+    lines = [
+        "# The fused GPU forms beside cuDNN",
+        "",
+        f"`python benchmarks/gpu.py`, {time.strftime('%Y-%m-%d')}, {torch.cuda.get_device_name()}, torch {torch.__version__}.",
+        "1 input, batch 100, 784 steps, float32, loss at the last step; a ratio above 1 means that ours is faster.",
+        "",
+        f"Ceilings in this run: copy {rates[0] / 1e12:.2f} TB/s, bfloat16 products {rates[1] / 1e12:.0f} TFLOP/s.",
+        f"First use of MIST 139 to first gradients: {cold:.1f} s with a cold cache of kernels (wanted 10), {warm:.2f} s with a "
+        "warm one (wanted 0.5).",
+        "",
+    ]
+    print("\n".join(lines))
+    for precision in chosen.precision:
+        lines += [*table(precision, rates), ""]
+    if chosen.out:
+        chosen.out.write_text("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
