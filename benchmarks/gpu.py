@@ -8,6 +8,7 @@ over the time that was measured.
 """
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -29,7 +30,7 @@ STEPS, BATCH, TRIALS = 784, 100, 50
 
 
 def milliseconds(function: Callable[[], Any], repeats: int = 9) -> float:
-    """The median of a few runs after two to warm up."""
+    """Return the median of a few runs after two to warm up."""
     times = []
     for k in range(repeats + 2):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -43,7 +44,7 @@ def milliseconds(function: Callable[[], Any], repeats: int = 9) -> float:
 
 
 def training(layer: nn.Module, steps: int = STEPS, batch: int = BATCH) -> float:
-    """Forwards and backwards with the loss at the last step."""
+    """Time a run forwards and backwards with the loss at the last step."""
     x = torch.randn(steps, batch, 1, device="cuda")
     parameters = list(layer.parameters())
 
@@ -54,13 +55,14 @@ def training(layer: nn.Module, steps: int = STEPS, batch: int = BATCH) -> float:
 
 
 def inference(layer: nn.Module, batch: int) -> float:
+    """Time a run forwards without gradients."""
     x = torch.randn(STEPS, batch, 1, device="cuda")
     with torch.no_grad():
         return milliseconds(lambda: layer(x))
 
 
 def many(layer: RecurrentLayer, trials: int = TRIALS, steps: int = STEPS) -> tuple[float, float]:
-    """A whole training step of many trials as one CUDA graph, and the memory that it takes, in GiB."""
+    """Time a whole training step of many trials as one CUDA graph, and return the memory that it takes, in GiB."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     stacked = {name: p.detach().expand(trials, *p.shape).clone() for name, p in layer.named_parameters()}
@@ -81,10 +83,9 @@ def many(layer: RecurrentLayer, trials: int = TRIALS, steps: int = STEPS) -> tup
 
 def ceilings() -> tuple[float, float]:
     """Bytes a second that a copy moves, and products a second of bfloat16 matrices."""
-    a = torch.empty(2**30, device="cuda")
+    a = torch.empty(2**29, device="cuda")
     b = torch.empty_like(a)
     copy = 2 * a.numel() * 4 / milliseconds(lambda: b.copy_(a)) * 1e3
-    del a, b
     m = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     return copy, 2 * 8192**3 / milliseconds(lambda: m @ m) * 1e3
 
@@ -110,8 +111,6 @@ def first_use() -> tuple[float, float]:
         "m(torch.randn(784, 100, 1, device='cuda'))[0].sum().backward(); torch.cuda.synchronize();"
         "print(time.perf_counter() - t)"
     )
-    import os
-
     with tempfile.TemporaryDirectory() as folder:
         places = {**os.environ, "MISTRNN_CACHE": folder}
         cold, warm = (
@@ -122,6 +121,7 @@ def first_use() -> tuple[float, float]:
 
 
 def table(precision: str, rates: tuple[float, float]) -> list[str]:
+    """Measure every row at one precision."""
     torch.set_float32_matmul_precision(precision)
     device: dict[str, Any] = {"device": "cuda"}
     lines = [
@@ -201,6 +201,7 @@ def table(precision: str, rates: tuple[float, float]) -> list[str]:
 
 
 def main() -> None:
+    """Measure, print, and write a file if asked to."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
     parser.add_argument("--precision", choices=["high", "highest"], nargs="*", default=["high", "highest"])

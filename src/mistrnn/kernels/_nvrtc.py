@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mistrnn.kernels._variant import OuterVariant, Variant, headers
 
@@ -53,14 +53,16 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mistrnn/kernels"
 
 
-Settled = tuple[Variant | OuterVariant, bytes]
-"""A variant that keeps its registers in registers, and its machine code."""
+AnyVariant = TypeVar("AnyVariant", Variant, OuterVariant)
 
 SPILLS = re.compile(r"(\d+) bytes spill")
 
 
-def settled(variant: Variant | OuterVariant) -> Settled:
-    """Return the variant with as many weights in registers as the compiler finds room for, from the disk if it is there."""
+def settled(variant: AnyVariant) -> tuple[AnyVariant, bytes]:
+    """Return the variant with as many weights in registers as the compiler finds room for, and its machine code.
+
+    It comes from the disk if it is there.
+    """
     name = key(variant)
     kept = folder() / f"{name}.cubin"
     try:
@@ -82,7 +84,7 @@ def settled(variant: Variant | OuterVariant) -> Settled:
     return _with_spare(variant, spare), code
 
 
-def _settle(variant: Variant | OuterVariant) -> tuple[int, bytes]:
+def _settle(variant: AnyVariant) -> tuple[int, bytes]:
     """Leave the compiler more registers until it keeps none of them in memory, or there is nothing to leave it."""
     spare = 0
     while True:
@@ -94,8 +96,10 @@ def _settle(variant: Variant | OuterVariant) -> tuple[int, bytes]:
         spare += 8 * max(1, min(4, spilled // 64))
 
 
-def _with_spare(variant: Any, spare: int) -> Any:
-    return replace(variant, launch=replace(variant.launch, spare=variant.launch.spare + spare)) if spare else variant
+def _with_spare(variant: AnyVariant, spare: int) -> AnyVariant:
+    if not spare or isinstance(variant, OuterVariant):
+        return variant
+    return replace(variant, launch=replace(variant.launch, spare=variant.launch.spare + spare))
 
 
 def key(variant: Variant | OuterVariant) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from mistrnn.kernels import cpu, cuda
 from mistrnn.kernels.contract import DIFFERENTIABLE, INPUTS, Settings, saved_dtype, saved_size
@@ -93,6 +94,9 @@ def register(cell: str, plain: Plain) -> None:
             f"mistrnn::{name}", partial(function, cpu), mutates_args=(), device_types="cpu", schema=schema
         )
         operator.register_kernel("cuda", partial(function, cuda))
+        for device in (cpu, cuda):
+            way = "forward" if function is forward else "backward"
+            _implementations[f"{cell} {way}", device.__name__.rsplit(".", 1)[1]] = partial(function, device)
         operator.register_fake(shapes)
         operator.register_vmap(_folding(operator))
         operator.register_autograd(
@@ -100,11 +104,29 @@ def register(cell: str, plain: Plain) -> None:
         )
 
 
+_implementations: dict[tuple[str, str], Callable[..., Tensors]] = {}
+"""What computes a cell, by ("cell forward" or "cell backward", device)."""
+
+
+def _call(cell: str, way: str, arguments: Sequence[Any]) -> Tensors:
+    """Call the operator, or what it stands for where nobody would see the difference.
+
+    On ordinary tensors its book-keeping takes longer than a small layer, and its first call loads all of torch's compiler.
+    """
+    x = next(argument for argument in arguments if isinstance(argument, Tensor) and argument.dim() > 1)
+    implementation = _implementations.get((f"{cell} {way}", x.device.type))
+    watched = torch._C._len_torch_dispatch_stack() > 0 or type(x) not in (Tensor, Parameter)
+    if implementation is None or watched:
+        operator = getattr(torch.ops.mistrnn, cell if way == "forward" else f"{cell}_backward")
+        found: Tensors = operator(*arguments)
+        return found
+    return implementation(*arguments)
+
+
 class _Forward(torch.autograd.Function):
     @staticmethod
     def forward(cell: str, *arguments: Any) -> Tensors:
-        outputs: Tensors = getattr(torch.ops.mistrnn, cell)(*arguments)
-        return outputs
+        return _call(cell, "forward", arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
@@ -132,8 +154,7 @@ class _Forward(torch.autograd.Function):
 class _Backward(torch.autograd.Function):
     @staticmethod
     def forward(cell: str, *arguments: Any) -> Tensors:
-        gradients: Tensors = getattr(torch.ops.mistrnn, f"{cell}_backward")(*arguments)
-        return gradients
+        return _call(cell, "backward", arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
