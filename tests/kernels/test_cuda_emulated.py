@@ -5,6 +5,9 @@ any machine. All memory that the kernels are to write is poisoned first, and so 
 """
 
 import platform
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -145,6 +148,57 @@ def test_trials_are_an_axis_and_a_broken_one_disturbs_nobody(name: str, monkeypa
         assert torch.equal(value[2], alone[2][key])
         assert value[1].isnan().any()
         assert torch.equal(value[::2], again[key][::2])
+
+
+def test_jacobians_are_trials_that_share_what_was_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = small("rnn", input_size=1, hidden_size=5, dtype=torch.float32)
+    x = torch.randn(4, 1, 1)
+    layer.form = "plain"
+    exact = torch.func.jacrev(lambda v: layer(v)[0])(x)
+    emulate(monkeypatch, 3)
+    layer.form = "fused"
+    assert relative_error(torch.func.jacrev(lambda v: layer(v)[0])(x), exact) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["transposed", "expanded"])
+def test_states_in_any_layout(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = small("rnn", input_size=1, hidden_size=5, dtype=torch.float32)
+    start = torch.randn(5, 3).T if kind == "transposed" else torch.full((1, 1), 0.5).expand(3, 5)
+    x, found = torch.randn(4, 3, 1), []
+    for form in ("plain", "fused"):
+        if form == "fused":
+            emulate(monkeypatch, 3)
+        layer.form = form  # type: ignore[assignment]
+        loss = layer(x, start.unsqueeze(0))[0].square().sum()
+        found.append(torch.autograd.grad(loss, layer.weight_hh_l0)[0])
+    assert relative_error(found[1], found[0]) < 1e-5
+
+
+def test_clocks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = small("clockwork", input_size=1, hidden_size=6, dtype=torch.float64)
+    x, h = torch.randn(5, 2, 1, dtype=torch.float64), torch.randn(1, 2, 6, dtype=torch.float64)
+    state = (h, torch.tensor([[2**32 + 2, -1]]))
+    layer.form = "plain"
+    exact = layer(x, state)[0]
+    emulate(monkeypatch)
+    layer.form = "fused"
+    assert relative_error(layer(x, state)[0], exact) < 1e-12
+
+
+def test_more_trials_than_a_launch_takes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch, 2)
+    monkeypatch.setattr(cuda, "MOST_TRIALS", 2)
+    layer = small("rnn", input_size=1, hidden_size=3, dtype=torch.float32)
+    with pytest.raises(ValueError, match="rnn: expected at most 2 trials at once on a GPU, got 3"):
+        vmap(lambda x: layer(x)[0])(torch.randn(3, 2, 1, 1))
+
+
+@every_layer
+def test_nothing_beyond_a_tensor_is_read_or_written(name: str) -> None:
+    command = [sys.executable, "-m", "tests.kernels.guarded_run", name, "2"]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == "nothing was touched beyond any tensor\n"
 
 
 def test_half_precision_is_computed_wider(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,3 +227,13 @@ def test_tangents_go_through_compiled_code() -> None:
     close(
         torch.compile(directional, fullgraph=True, backend="eager")(input, tangent), directional(input, tangent), 1e-10
     )
+
+
+@every_layer
+def test_batched_gradients_go_through_the_operator(name: str) -> None:
+    layer, x = small(name), torch.randn(3, 2, 3, dtype=torch.float64, requires_grad=True)
+    output = layer(x)[0]
+    directions = torch.randn(4, *output.shape, dtype=torch.float64)
+    (together,) = torch.autograd.grad(output, x, directions, is_grads_batched=True, retain_graph=True)
+    alone = [torch.autograd.grad(output, x, direction, retain_graph=True)[0] for direction in directions]
+    torch.testing.assert_close(together, torch.stack(alone), rtol=1e-12, atol=1e-12)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mistrnn.kernels import _nvrtc
+from mistrnn.kernels import _nvrtc, cuda
 from mistrnn.kernels._variant import (
     MAX_HIDDEN_ALONE,
     OLDEST_WITH_CLUSTERS,
@@ -90,6 +90,16 @@ def test_the_kernel_of_weight_gradients_spills_no_registers(parts: int, capabili
 def test_an_unknown_gpu_gets_what_the_known_ones_before_it_have() -> None:
     assert block_memory(87) <= min(block_memory(80), block_memory(86))
     assert fitting(problem("mist", False, 139), 120).shared_memory <= block_memory(120)
+
+
+def test_a_layer_whose_sums_do_not_fit_is_refused() -> None:
+    periods = DELAYS["clockwork"]
+    assert cuda._has_room("clockwork", False, 256, periods, False, 90)
+    assert not cuda._has_room("clockwork", False, 1024, periods, True, 90)
+    for name in ("rnn", "lstm", "gru", "mist", "narx"):
+        delays = DELAYS.get(name, ())
+        assert cuda._has_room(name, False, 1024, delays, False, 90)
+        assert cuda._has_room(name, True, 512, delays, False, 90)
 
 
 def test_one_choice_serves_both_directions() -> None:

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mistrnn.kernels._variant import OuterVariant, Variant, headers
+from mistrnn.kernels._variant import ROOT, OuterVariant, Variant, headers
 
 OPTIONS = ("--std=c++17", "--restrict", "--extra-device-vectorization", "--diag-suppress=177", "--diag-suppress=550")
 
@@ -107,6 +107,7 @@ def key(variant: Variant | OuterVariant) -> str:
     _, nvrtc = bindings()
     _, major, minor = nvrtc.nvrtcVersion()
     text = [variant.source, *(part for pair in headers(variant) for part in pair), *OPTIONS]
+    text.append((ROOT / "kernels/_variant.py").read_text(encoding="utf-8"))  # which settles what stays in registers
     text.append(f"sm_{variant.capability} nvrtc {major}.{minor}")
     return hashlib.sha256("\0".join(text).encode()).hexdigest()[:32]
 
@@ -146,6 +147,7 @@ class Module:
     def __init__(self, code: bytes) -> None:
         driver, _ = bindings()
         self._module = _checked(driver.cuModuleLoadData(code))
+        self._device = _checked(driver.cuCtxGetDevice())
 
     def function(self, name: str, memory: int = 0, large_cluster: bool = False) -> "Function":
         """Return a kernel by its name, which may take so much shared memory."""
@@ -159,20 +161,22 @@ class Module:
             _checked(
                 driver.cuFuncSetAttribute(function, attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
             )
-        return Function(function, memory)
+        return Function(function, memory, self._device)
 
 
 class Function:
     """One kernel."""
 
-    def __init__(self, function: Any, memory: int) -> None:
-        self._function, self._memory = function, memory
+    def __init__(self, function: Any, memory: int, device: Any) -> None:
+        self._function, self._memory, self._device = function, memory, device
 
     def launch(
         self, grid: tuple[int, int, int], threads: int, arguments: ctypes.Structure, stream: int, cluster: int = 1
     ) -> None:
         """Launch it on a stream."""
         driver, _ = bindings()
+        if int(_checked(driver.cuCtxGetCurrent())) == 0:  # a thread that has not used the GPU yet
+            _checked(driver.cuCtxSetCurrent(_checked(driver.cuDevicePrimaryCtxRetain(self._device))))
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1

@@ -5,7 +5,7 @@ from functools import cache
 
 import torch
 
-from mistrnn.kernels._variant import OLDEST_WITH_CLUSTERS, Launch, OuterVariant, Problem, Variant
+from mistrnn.kernels._variant import OLDEST_WITH_CLUSTERS, Launch, OuterVariant, Problem, Variant, block_memory
 
 CLUSTERS = (1, 2, 4, 8)
 
@@ -33,8 +33,9 @@ def fitting(problem: Problem, capability: int) -> Variant:
             launch = replace(launch, ranges=2)
             found = Variant(problem, launch, capability)
         # Both directions share their records, so that one choice serves both.
-        both = (Variant(replace(problem, backward=way, save=True), launch, capability) for way in (False, True))
-        if problem.parts == 0 or not any(variant.streamed or variant.cramped for variant in both):
+        both = [Variant(replace(problem, backward=way, save=True), launch, capability) for way in (False, True)]
+        fits = all(variant.shared_memory <= block_memory(capability) for variant in both)
+        if fits and (problem.parts == 0 or not any(variant.streamed or variant.cramped for variant in both)):
             return found
     assert found is not None
     return found

@@ -8,6 +8,7 @@ E trials, T time, B batch, I input, H hidden, G rows of the parameters, M memory
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -25,14 +26,18 @@ from mistrnn.kernels._variant import (
     OuterVariant,
     Problem,
     Variant,
+    block_memory,
 )
-from mistrnn.kernels.choices import capability_of, choose, outer_variant, ranges_of
+from mistrnn.kernels.choices import capability_of, choose, fitting, outer_variant, ranges_of
 from mistrnn.kernels.contract import CELLS, DIFFERENTIABLE, INPUTS, Inputs, Settings, check, saved_dtype, there
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 OLDEST = 80
 """The least compute capability, times ten: earlier GPUs have no bfloat16."""
+
+MOST_TRIALS = 65_535
+"""Blocks along one axis of a launch."""
 
 PARTS = {"highest": 3, "high": 2, "medium": 2}
 """bfloat16 parts of a float32 operand, by torch.get_float32_matmul_precision(): all 24 bits, or 16.
@@ -41,7 +46,9 @@ One part would do for "medium" by its name, but torch's own products are more ex
 """
 
 
-def unavailable(cell: str, dtype: torch.dtype, device: torch.device, hidden: int, delays: Sequence[int]) -> str | None:
+def unavailable(
+    cell: str, dtype: torch.dtype, device: torch.device, hidden: int, delays: Sequence[int], layer_norm: bool
+) -> str | None:
     """Return why the fused form cannot serve, or None if it can."""
     if cell not in CELLS:
         return f"there is none for {cell}"
@@ -55,7 +62,20 @@ def unavailable(cell: str, dtype: torch.dtype, device: torch.device, hidden: int
         return f"on this GPU it serves up to {largest} units, and there are {hidden}"
     if len(delays) > MAX_DELAYS or max(delays, default=1) > MAX_DELAY:
         return f"on a GPU it serves up to {MAX_DELAYS} delays of up to {MAX_DELAY} steps, and they are {list(delays)}"
+    if not _has_room(cell, dtype == torch.float64, hidden, tuple(delays), layer_norm, capability):
+        return f"this GPU's shared memory is too small for {hidden} units{' with layer norm' if layer_norm else ''}"
     return _problem()
+
+
+@cache
+def _has_room(cell: str, double: bool, hidden: int, delays: tuple[int, ...], layer_norm: bool, capability: int) -> bool:
+    """Whether the kernels' shared memory fits, in both directions and at any precision."""
+    memory = max(delays) if cell in ("mist", "narx") else 1
+    for backward in (False, True):
+        problem = Problem(cell, backward, hidden, True, delays, memory, 0 if double else 3, double, norm=layer_norm)
+        if fitting(problem, capability).shared_memory > block_memory(capability):
+            return False
+    return True
 
 
 _problem = cache(_nvrtc.problem)
@@ -123,6 +143,8 @@ class _Run:
         }
         self.x, self.initial = there(self.inputs, "x"), there(self.inputs, "initial_h")
         self.E, self.T, self.B, self.I = self.x.shape
+        if self.E > MOST_TRIALS:
+            raise ValueError(f"{cell}: expected at most {MOST_TRIALS} trials at once on a GPU, got {self.E}.")
         self.M, self.H = self.initial.size(1), self.initial.size(3)
         self.inline = self.I == 1
         self.origin = self._origin()
@@ -151,10 +173,10 @@ class _Run:
         return Problem(
             cell=self.cell,
             backward=backward,
-            hidden=self.H,
+            hidden=int(self.H),
             inline=self.inline,
             delays=tuple(settings.delays),
-            memory=self.M,
+            memory=int(self.M),
             parts=settings.parts,
             double=self.real == torch.float64,
             bias=given["bias"] is not None,
@@ -197,7 +219,8 @@ class _Run:
     def _trials_that_fit(self) -> int:
         """Return how many trials the memory that is free, or torch's own in reserve, would hold, forwards and backwards."""
         device = self.x.device
-        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+        reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0] + reserve
         variant = self.variant(backward=True)
         problem, rows = variant.problem, self.T * self.B
         numbers = rows * (2 * self.H + problem.column_stride + problem.mixed_stride * (self.cell == "mist"))
@@ -213,14 +236,15 @@ class _Run:
         kernels, stream = load(variant, device), current_stream(device)
         variant = kernels.variant  # as it was settled when it was compiled
         self.arguments.saved_block = variant.saved_size(self.T)
-        self.arguments.saved_trial = variant.blocks(self.B) * self.arguments.saved_block
         if size := variant.ring_size(self.T):
             self.new("ring", self.E, variant.blocks(self.B), size)
         if variant.tiles:
             size = self.E * variant.launch.cluster * variant.tiles * variant.problem.parts * 512
             self._enter("packed", torch.empty(size, dtype=torch.uint8, device=device))
-            kernels.pack(self.arguments, self.E, stream)
-        kernels.run(self.arguments, self.E, self.B, stream)
+            with _current(device):
+                kernels.pack(self.arguments, self.E, stream)
+        with _current(device):
+            kernels.run(self.arguments, self.E, self.B, stream)
 
     def by_step(self, tensor: Tensor) -> Tensor:  # [E, T, B, ...]
         """Turn each sequence around within its length if the run reads it from its end."""
@@ -246,6 +270,11 @@ def _load(variant: Variant, device: torch.device) -> Kernels:
     return Kernels(variant)
 
 
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the current one, whose context a launch needs."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def current_stream(device: torch.device) -> int:
     """Return torch's current stream as the driver knows it."""
     return torch.cuda.current_stream(device).cuda_stream
@@ -266,6 +295,7 @@ def forward(cell: str, inputs: Inputs, settings: Settings, device: str = "cuda")
     final_c = run.new("final_c", run.E, run.M, run.B, run.H) if cell == "lstm" else final_h.new_empty(0)
     variant = run.variant(backward=False)
     saved = run.new("saved", run.E, variant.blocks(run.B) * variant.saved_size(run.T))
+    run.arguments.saved_trial = saved.stride(0)
     if not run.inline:
         projected = _product(run.x.flatten(1, 2), there(run.inputs, "weight_ih").mT)
         bias = run.inputs["bias"]
@@ -411,9 +441,9 @@ def _outer(run: _Run, dz: Tensor, read: Tensor, before: Tensor | None = None) ->
 
     `read` [E, T, B, columns] holds what was read at each step; with `before` [E, d, B, columns], what was read d steps later.
     """
-    a, b = dz.flatten(1, 2), read.flatten(1, 2)
+    a, b = _rows(dz), _rows(read)
     (trials, depth, rows), columns = a.shape, b.size(2)
-    first = None if before is None else before.flatten(1, 2)
+    first = None if before is None else _rows(before)
     if run.settings.parts == 0 or not run.E * run.T * run.B:
         if first is not None:
             b = torch.cat([first, b[:, : depth - first.size(1)]], 1)
@@ -431,8 +461,16 @@ def _outer(run: _Run, dz: Tensor, read: Tensor, before: Tensor | None = None) ->
     if first is not None:
         arguments.first_trial, arguments.first_step, _ = first.stride()
         arguments.before = first.size(1)
-    load_outer(variant, run.x.device).run(arguments, (ranges, blocks, trials), current_stream(run.x.device))
+    kernel = load_outer(variant, run.x.device)
+    with _current(run.x.device):
+        kernel.run(arguments, (ranges, blocks, trials), current_stream(run.x.device))
     return result.sum(0) if ranges > 1 else result[0]
+
+
+def _rows(tensor: Tensor) -> Tensor:  # [E, T, B, N] -> [E, T * B, N]
+    """Return a tensor by steps and sequences, whose rows are contiguous: the kernel takes that for granted."""
+    rows = tensor.flatten(1, 2)
+    return rows if rows.stride(2) == 1 or rows.size(2) == 1 else rows.contiguous()
 
 
 def load_outer(variant: OuterVariant, device: torch.device) -> OuterKernel:

@@ -113,9 +113,11 @@ def _call(cell: str, way: str, arguments: Sequence[Any]) -> Tensors:
 
     On ordinary tensors its book-keeping takes longer than a small layer, and its first call loads all of torch's compiler.
     """
-    x = next(argument for argument in arguments if isinstance(argument, Tensor) and argument.dim() > 1)
-    implementation = _implementations.get((f"{cell} {way}", x.device.type))
-    watched = torch._C._len_torch_dispatch_stack() > 0 or type(x) not in (Tensor, Parameter)
+    tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+    implementation = _implementations.get((f"{cell} {way}", tensors[0].device.type))
+    # Batched tensors and the like have no memory of their own, and subclasses may mean something else by it.
+    ordinary = all(type(tensor) in (Tensor, Parameter) and torch._C._has_storage(tensor) for tensor in tensors)
+    watched = torch._C._len_torch_dispatch_stack() > 0 or not ordinary
     if implementation is None or watched:
         operator = getattr(torch.ops.mistrnn, cell if way == "forward" else f"{cell}_backward")
         found: Tensors = operator(*arguments)

@@ -340,7 +340,8 @@ class RecurrentLayer(nn.Module, ABC):
         if like.device.type == "cpu":
             return cpu.unavailable(self.fused_name, like.dtype)
         if like.device.type == "cuda":
-            return cuda.unavailable(self.fused_name, like.dtype, like.device, self.hidden_size, self._delays())
+            sizes = self.hidden_size, self._delays(), self.layer_norm
+            return cuda.unavailable(self.fused_name, like.dtype, like.device, *sizes)
         return f"it runs on the CPU and on NVIDIA GPUs, and the parameters are on {like.device}"
 
     def _delays(self) -> Sequence[int]:

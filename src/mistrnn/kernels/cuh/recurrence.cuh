@@ -64,7 +64,7 @@ template <class Cell> DEVICE void run_cell(const Arguments& args) {
   }
   if (k.has_units) cell.finish_sums(k), cell.finish(k, PHASES > 1 ? z_1 : z_0);
 #else
-  cell.softmax.begin(packed + (kTiles - kExtraTiles) * (long)P * 32);
+  if (kExtraTiles > 0) cell.softmax.begin(packed + (kTiles - kExtraTiles) * (long)P * 32);
   if (k.has_units || cell.kAllBegin) cell.begin_forward(k);
   if (k.has_units) k.arrive();
   for (int s = cell.first_step(k); s < steps; s++) {

@@ -20,32 +20,32 @@ DEVICE int period(int unit) {
 }
 
 struct Clockwork : Gates<ClockworkGates> {
-  long start[kRows];  // each sequence's clock at the first step
-  int periods[2 * TW];
+  int periods[2 * TW], start[2 * TW][kRows];  // of each unit, and its sequences' clocks at the first step, modulo the period
 
   METHOD void begin(Block& k) {
     Gates<ClockworkGates>::begin(k);
-    EACH_ROW start[j] = k.in_batch(j) ? k.args.clock[k.e * k.args.clock_trial + k.row + sequence_of(j)] : 0;
-    EACH_VALUE periods[unit_index(i)] = period(k.unit + unit_of(i));
+    EACH_VALUE {
+      const int j = row_of(i), own = period(k.unit + unit_of(i));
+      const long clock = k.in_batch(j) ? k.args.clock[k.e * k.args.clock_trial + k.row + sequence_of(j)] : 0;
+      periods[unit_index(i)] = own, start[unit_index(i)][j] = (int)((clock % own + own) % own);
+    }
   }
   METHOD int first_step(Block&) { return 0; }
   template <int PHASE> METHOD void read_ahead(Block& k, int s) {
     if (BACKWARD) load(k, s - 1);
     else k.load_x(s);
   }
-  METHOD unsigned clock(Block& k, int s, int j) const {
-    if (kReset && k.active(s, j) && k.origin(s, j) >= 0) return s - k.origin(s, j);
-    return (unsigned)(start[j] + s);
+  METHOD bool ticks(Block& k, int s, int i) const {
+    const int j = row_of(i), own = periods[unit_index(i)];
+    if (kReset && k.active(s, j) && k.origin(s, j) >= 0) return (s - k.origin(s, j)) % own == 0;
+    return (unsigned)(start[unit_index(i)][j] + s) % (unsigned)own == 0;
   }
-  METHOD bool ticks(unsigned clock, int i) const { return clock % (unsigned)periods[unit_index(i)] == 0; }
 
   template <int PHASE> METHOD void forward(Block& k, int s, Real (&z)[1][kValues]) {
     Values& v = z[0];
-    unsigned clocks[kRows];
-    EACH_ROW clocks[j] = clock(k, s, j);
     add_input(k, s, 0, v);
     norm(k, s, 0, v);
-    EACH_VALUE v[i] = ticks(clocks[row_of(i)], i) ? tanh_of(v[i]) : h[i];  // (1) (2)
+    EACH_VALUE v[i] = ticks(k, s, i) ? tanh_of(v[i]) : h[i];  // (1) (2)
     new_state(k, s, v);
   }
   METHOD void finish(Block& k, Real (&z)[1][kValues]) {
@@ -67,13 +67,11 @@ struct Clockwork : Gates<ClockworkGates> {
   }
   template <int PHASE> METHOD void backward(Block& k, int s, Real (&z)[1][kValues]) {
     Values& dh = z[0];
-    unsigned clocks[kRows];
-    EACH_ROW clocks[j] = clock(k, s, j);
     sent_back(k, s, dh);
     EACH_VALUE dh[i] += outer[i];
     split_kept(k, s, dh);
     EACH_VALUE {
-      const bool ticked = ticks(clocks[row_of(i)], i);
+      const bool ticked = ticks(k, s, i);
       if (!ticked) h[i] += dh[i];                                    // (2')
       dh[i] = ticked ? dh[i] * (1 - state[i] * state[i]) : Real(0);  // (1')
     }
