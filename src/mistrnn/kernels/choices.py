@@ -8,6 +8,8 @@ import torch
 from mistrnn.kernels._variant import OLDEST_WITH_CLUSTERS, Launch, OuterVariant, Problem, Variant, block_memory
 
 CLUSTERS = (1, 2, 4, 8)
+LARGE_CLUSTER, FEW_WARPS, MOST_WARPS = 8, 4, 16
+"""Measured on an H200, 2026-11-15: benchmarks/results/gpu.md. Larger clusters and blocks of 16 sequences were slower."""
 
 
 def choose(problem: Problem, trials: int, batch: int, device: torch.device) -> Variant:
@@ -27,8 +29,8 @@ def fitting(problem: Problem, capability: int) -> Variant:
         while -(-problem.hidden // (16 * stack * cluster)) > MOST_WARPS:
             stack += 1
         launch = Launch(cluster=cluster, stack=stack)
-        # Few warps take long for a long sum: more of them share it. Layer norm has barriers of its own, which they miss.
         found = Variant(problem, launch, capability)
+        # Few warps take long for a long sum: more of them share it. Layer norm has barriers of its own, which they miss.
         if cluster >= LARGE_CLUSTER and found.warps <= FEW_WARPS and problem.parts and not problem.norm:
             launch = replace(launch, ranges=2)
             found = Variant(problem, launch, capability)
@@ -39,9 +41,6 @@ def fitting(problem: Problem, capability: int) -> Variant:
             return found
     assert found is not None
     return found
-
-
-LARGE_CLUSTER, FEW_WARPS, MOST_WARPS = 8, 4, 16
 
 
 @cache
@@ -67,7 +66,6 @@ def outer_variant(parts: int, rows: int, columns: int, device: torch.device) -> 
     def even(tiles: int, most: int) -> int:
         return -(-tiles // -(-tiles // most))
 
-    # A block of few warps would have few threads to bring what it reads.
     return OuterVariant(
         parts, even(-(-rows // 16), MOST_ROW_TILES), even(-(-columns // 8), MOST_COLUMN_TILES), capability_of(device)
     )

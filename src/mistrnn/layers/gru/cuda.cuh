@@ -5,7 +5,7 @@
 
 #include "kernels/cuh/recurrence.cuh"
 
-enum { kReset_, kUpdate, kNew, kY, kStateBefore };
+enum { kR, kUpdate, kNew, kY, kStateBefore };
 
 struct GruGates {
   static constexpr int kGates = 3, kGradients = 4, kExtra = 0, kGroups = 1;
@@ -45,7 +45,7 @@ struct Gru : Gates<GruGates> {
     }
     new_state(k, s, fresh);
     if (kSave) {
-      store_all(k.record(s, kReset_), r), store_all(k.record(s, kUpdate), update);
+      store_all(k.record(s, kR), r), store_all(k.record(s, kUpdate), update);
       store_all(k.record(s, kNew), n), store_all(k.record(s, kY), y);
     }
   }
@@ -83,7 +83,7 @@ struct Gru : Gates<GruGates> {
     }
     norm_backward(k, s, 2, dn);
     EACH_VALUE {
-      const Real r = gates[kReset_][i];
+      const Real r = gates[kR][i];
       dy[i] = dn[i] * r;                                                                // (3')
       dr[i] = dn[i] * gates[kY][i] * r * (1 - r);                                       // (1')
     }

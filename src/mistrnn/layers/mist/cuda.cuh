@@ -16,11 +16,11 @@ struct MistGates {
 
 struct Mist : Gates<MistGates> {
   enum { kR, kH };
-  typedef Real Weights_[kSlots][kRows];  // of the delays that are this lane's
+  typedef Real OfDelays[kSlots][kRows];  // numbers of the delays that are this lane's
 
   static constexpr int kSoon = 4;  // steps ahead of which memory is told
   Values history[D];  // the states that step s mixes
-  Weights_ a;
+  OfDelays a;
 
   METHOD void load_history(Block& k, int s) {
     EACH_DELAY {
@@ -50,17 +50,17 @@ struct Mist : Gates<MistGates> {
       load_later(k, s - 1), load_step(k, s - 1);
     }
   }
-  METHOD void store_extra(Block& k, int s, int part, const Weights_& v) const {
+  METHOD void store_extra(Block& k, int s, int part, const OfDelays& v) const {
     if (k.warp == 0 && k.cta == 0)
       EACH_SLOT EACH_ROW k.extra_record(s, part)[slot * kRows + j] = v[slot][j];
   }
-  METHOD void load_extra(Block& k, int s, int part, Weights_& v) const {
+  METHOD void load_extra(Block& k, int s, int part, OfDelays& v) const {
     EACH_SLOT EACH_ROW v[slot][j] = k.extra_record(s, part)[slot * kRows + j];
   }
 
-  METHOD void norm_extra(Block& k, int s, Weights_& v) {
+  METHOD void norm_extra(Block& k, int s, OfDelays& v) {
     if (!kNorm) return;
-    Weights_ scale;
+    OfDelays scale;
     EACH_ROW {
       Real mean = 0, square = 0;
       EACH_SLOT if (d < D) mean += v[slot][j];
@@ -83,7 +83,7 @@ struct Mist : Gates<MistGates> {
     return k.extra_totals + ((which * C * W + warp) * 32 + k.lane) * kExtraWidth;
   }
   METHOD void share_softmax(Block& k) {
-    Weights_ own;
+    OfDelays own;
     sync_warp();
     softmax.add_own(k, own);
     EACH_SLOT EACH_ROW
@@ -139,7 +139,7 @@ struct Mist : Gates<MistGates> {
   template <int TALL> METHOD void finish(Block& k, Real (&z)[TALL][kValues]) {
     if (BACKWARD) return finish_initial(k, z[0]);
     finish_forward(k);
-    Weights_ zeros;  // no step after the last reads a state
+    OfDelays zeros;  // no step after the last reads a state
     EACH_SLOT EACH_ROW zeros[slot][j] = 0;
     for (int m = 0; kSave && m < M; m++) store_extra(k, (int)k.args.T + m, 0, zeros);
   }
@@ -147,7 +147,7 @@ struct Mist : Gates<MistGates> {
   // Backwards. dm of all steps lies in a stream of its own, with zeros for M steps after the last; that of the very last
   // step that was computed is here, too.
   Values dm, later[D], state, outer, reset;
-  Weights_ a_later;
+  OfDelays a_later;
   Real* dm_stream;
   int ahead[kSlots];  // the delays that are this lane's
 
@@ -228,7 +228,7 @@ struct Mist : Gates<MistGates> {
   METHOD void mix_backward(Block& k, int s, Values& dq) {
     Values m;
     Real da[D][kRows];
-    Weights_ da_own;
+    OfDelays da_own;
     EACH_VALUE {
       if (kDropout) dq[i] *= drop[i];
       if (!k.is_active(s, i)) dq[i] = reset[i] = 0;
@@ -267,7 +267,7 @@ struct Mist : Gates<MistGates> {
     gradient(k, s, kR, dq);
     extra_gradient(k, s, da_own);
   }
-  METHOD void extra_gradient(Block& k, int s, const Weights_& v) {
+  METHOD void extra_gradient(Block& k, int s, const OfDelays& v) {
     EACH_SLOT EACH_ROW {
       if (!kNorm) sum_extra[slot][0] += v[slot][j];
       if (kSumsX) sum_extra[slot][kSumsX] += v[slot][j] * k.x[j];
@@ -275,12 +275,12 @@ struct Mist : Gates<MistGates> {
         k.gradient_now[sequence_of(j) * kColumnStride + d - k.unit] = v[slot][j];
     }
   }
-  METHOD void publish_softmax(Block& k, const Weights_& v) {
+  METHOD void publish_softmax(Block& k, const OfDelays& v) {
     EACH_SLOT EACH_ROW if (k.warp == 0 && d < D) k.publish_extra(1, d, j, v[slot][j]);
   }
-  METHOD void norm_extra_backward(Block& k, int s, Weights_& v) {
+  METHOD void norm_extra_backward(Block& k, int s, OfDelays& v) {
     if (!kNorm) return;
-    Weights_ normed, scale;
+    OfDelays normed, scale;
     load_extra(k, s, 1, normed), load_extra(k, s, 2, scale);
     EACH_ROW {
       Real mean = 0, slope = 0;
