@@ -58,7 +58,7 @@ def main(name: str, cluster: int) -> None:
         emulate(patch, 2, Launch(cluster=cluster))
         patch.setattr(cuda._Run, "new", new)
         patch.setattr(cuda._Run, "_enter", guard)
-        layer = small(name, input_size=1, hidden_size=39, bidirectional=True, dtype=torch.float32)
+        layer = small(name, input_size=1, hidden_size=39, dtype=torch.float32)
         layer.form = "fused"
         x = torch.randn(7, 9, 1, requires_grad=True)
         reset = torch.rand(7, 9) < 0.2
