@@ -18,6 +18,11 @@ hypothesis.settings.load_profile("default")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not os.environ.get("MISTRNN_ALL_TESTS"):
+        later = pytest.mark.skip(reason="takes minutes: MISTRNN_ALL_TESTS=1 runs it")
+        for item in items:
+            if "slow" in item.keywords:
+                item.add_marker(later)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="no CUDA device here")

@@ -60,6 +60,12 @@ def sized(name: str, hidden: int, input_size: int = 1, **options: Any) -> Recurr
         return tame(small(name, input_size=input_size, hidden_size=hidden, **options))
 
 
+@pytest.mark.parametrize(("name", "parts"), [("mist", 2), ("lstm", 3), ("clockwork", 0)])
+def test_a_sample_of_what_the_slow_tests_check(name: str, parts: int) -> None:
+    assert errors(sized(name, 21), parts, 6, 9, Launch(cluster=2)) == {}
+
+
+@pytest.mark.slow
 @every_layer
 @pytest.mark.parametrize("training", [True, False])
 def test_options_lengths_resets_and_directions(name: str, training: bool) -> None:
@@ -70,20 +76,24 @@ def test_options_lengths_resets_and_directions(name: str, training: bool) -> Non
     assert errors(layer, 0, 15, 4, lengths=[9, 15, 0, 12], reset=reset) == {}
 
 
+@pytest.mark.slow
 @every_layer
 def test_numbers_in_two_parts(name: str) -> None:
     assert errors(sized(name, 39), 2, 9, 11) == {}
 
 
+@pytest.mark.slow
 def test_one_part() -> None:
     assert errors(sized("mist", 20), 1, 6, 3) == {}
 
 
+@pytest.mark.slow
 @every_layer
 def test_blocks_that_share_the_units(name: str) -> None:
     assert errors(sized(name, 51), 2, 7, 9, Launch(cluster=2)) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "launch"),
     [
@@ -101,11 +111,13 @@ def test_every_way_to_share_the_work(name: str, launch: Launch) -> None:
     assert errors(sized(name, 51), 2, 6, 19, launch) == {}
 
 
+@pytest.mark.slow
 @every_layer
 def test_layer_norm_over_a_cluster(name: str) -> None:
     assert errors(sized(name, 36, layer_norm=True), 0, 5, 3, Launch(cluster=2), lengths=[5, 2, 4]) == {}
 
 
+@pytest.mark.slow
 @every_layer
 def test_odd_sizes_in_three_parts(name: str) -> None:
     hidden = 21 if name == "clockwork" else 7
@@ -116,18 +128,21 @@ def test_one_unit_one_sequence_one_step() -> None:
     assert errors(sized("mist", 1), 3, 1, 1) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mist", "narx"])
 def test_delays_longer_than_the_run_and_as_many_as_can_be(name: str) -> None:
     assert errors(sized(name, 5, delays=[1, 40, 7]), 0, 6, 2) == {}
     assert errors(sized(name, 5, delays=list(range(1, 17))), 0, 20, 2) == {}
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_fit_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mistrnn.kernels._variant.block_memory", lambda capability: 20_000)
     monkeypatch.setattr("mistrnn.kernels._variant.MOST_REGISTERS", 90)
     assert errors(sized("lstm", 40), 2, 4, 3, Launch()) == {}
 
 
+@pytest.mark.slow
 @every_layer
 def test_trials_are_an_axis_and_a_broken_one_disturbs_nobody(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     emulate(monkeypatch, 2)
@@ -193,6 +208,7 @@ def test_more_trials_than_a_launch_takes_are_refused(monkeypatch: pytest.MonkeyP
         vmap(lambda x: layer(x)[0])(torch.randn(3, 2, 1, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mist", "narx", "lstm"])
 def test_nothing_beyond_a_tensor_is_read_or_written(name: str) -> None:
     command = [sys.executable, "-m", "tests.kernels.guarded_run", name, "2"]
