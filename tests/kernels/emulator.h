@@ -30,7 +30,7 @@ struct Thread {
   std::vector<char> stack;
   Index place;
   int block, warp, lane;
-  bool done = false;
+  bool done = false, arrived = false;
 };
 struct Barrier { int arrived = 0, generation = 0, any = 0, result = 0; };
 
@@ -109,8 +109,16 @@ DEVICE bool any_in_block(bool mine) {
   return barrier.result;
 }
 DEVICE void sync_warp() { emulator::wait(emulator::own_warp(), 32); }
-DEVICE void arrive_in_cluster() {}
-DEVICE void wait_for_cluster() { emulator::wait(emulator::cluster, (int)emulator::threads.size()); }
+// Who arrives twice, or waits without having arrived, would leave a GPU in a state that nobody defines.
+DEVICE void arrive_in_cluster() {
+  if (emulator::now->arrived) abort();
+  emulator::now->arrived = true;
+}
+DEVICE void wait_for_cluster() {
+  if (!emulator::now->arrived) abort();
+  emulator::now->arrived = false;
+  emulator::wait(emulator::cluster, (int)emulator::threads.size());
+}
 DEVICE int cluster_rank() { return emulator::now->block; }
 template <class V> DEVICE V from_lane(V value, int lane) {
   memcpy(emulator::slot(emulator::now->lane), &value, sizeof(V));

@@ -66,7 +66,8 @@ def settled(variant: AnyVariant) -> tuple[AnyVariant, bytes]:
     name = key(variant)
     kept = folder() / f"{name}.cubin"
     try:
-        digest, found = kept.read_bytes()[:32], kept.read_bytes()[32:]
+        stored = kept.read_bytes()
+        digest, found = stored[:32], stored[32:]
         if hashlib.sha256(found).digest() == digest:  # else it was cut off or changed: compile it again
             return _with_spare(variant, int.from_bytes(found[:2], "little")), found[2:]
     except OSError:

@@ -6,9 +6,9 @@
 
 #include "kernels/cuh/gates.cuh"
 
-// When everybody has published what the product reads (and arrived, see Block::arrive): its result is there for the thread that called. What is published
-// next goes to another buffer, because others may still read this one; the barrier after that frees it. Whatever can be read
-// ahead is read while the product is under way.
+// When everybody has published what the product reads (and arrived, see Block::arrive): its result is there for the thread
+// that called. What is published next goes to another buffer, because others may still read this one; the barrier after
+// that frees it. Whatever can be read ahead is read while the product is under way.
 template <int PHASE, class S, class Ahead>
 DEVICE void multiply(Block& k, const Weights<S>& weights, Real (&z)[S::kTall][kValues], Ahead read_ahead) {
   if (!k.has_units) k.arrive();
@@ -63,6 +63,7 @@ template <class Cell> DEVICE void run_cell(const Arguments& args) {
     k.gradient_now -= args.B * kColumnStride, k.mixed_now -= args.B * MIXED_STRIDE;
   }
   if (k.has_units) cell.finish_sums(k), cell.finish(k, PHASES > 1 ? z_1 : z_0);
+  k.arrive();
 #else
   if (kExtraTiles > 0) cell.softmax.begin(packed + (kTiles - kExtraTiles) * (long)P * 32);
   if (k.has_units || cell.kAllBegin) cell.begin_forward(k);
@@ -76,6 +77,7 @@ template <class Cell> DEVICE void run_cell(const Arguments& args) {
     }
   }
   if (k.has_units) cell.finish(k, z_0);
+  else k.arrive();  // the others did with the last state
 #endif
-  k.arrive(), k.wait();  // nobody leaves while others may write to its memory
+  k.wait();  // nobody leaves while others may write to its memory
 }
