@@ -19,15 +19,24 @@ DEVICE int period(int unit) {
   return found;
 }
 
+// The clock modulo a period of at most 4096, in 32 bits: a division of 64 bits is a call, for which registers would be saved.
+DEVICE int remainder(long clock, int period) {
+  const int high = (int)(clock >> 32) % period, wrapped = (int)(0xffffffffu % (unsigned)period + 1);
+  const int low = (int)((unsigned)clock % (unsigned)period);
+  return ((high + period) * wrapped + low) % period;
+}
+
 struct Clockwork : Gates<ClockworkGates> {
-  int periods[2 * TW], start[2 * TW][kRows];  // of each unit, and its sequences' clocks at the first step, modulo the period
+  // Of each value: its unit's period times 2^16, plus its sequence's clock modulo that period.
+  unsigned clocks[kValues];
 
   METHOD void begin(Block& k) {
     Gates<ClockworkGates>::begin(k);
     EACH_VALUE {
       const int j = row_of(i), own = period(k.unit + unit_of(i));
       const long clock = k.in_batch(j) ? k.args.clock[k.e * k.args.clock_trial + k.row + sequence_of(j)] : 0;
-      periods[unit_index(i)] = own, start[unit_index(i)][j] = (int)((clock % own + own) % own);
+      const long first = BACKWARD ? clock + k.args.T - 1 : clock;
+      clocks[i] = (unsigned)own << 16 | (unsigned)remainder(first, own);
     }
   }
   METHOD int first_step(Block&) { return 0; }
@@ -35,10 +44,14 @@ struct Clockwork : Gates<ClockworkGates> {
     if (BACKWARD) load(k, s - 1);
     else k.load_x(s);
   }
-  METHOD bool ticks(Block& k, int s, int i) const {
-    const int j = row_of(i), own = periods[unit_index(i)];
-    if (kReset && k.active(s, j) && k.origin(s, j) >= 0) return (s - k.origin(s, j)) % own == 0;
-    return (unsigned)(start[unit_index(i)][j] + s) % (unsigned)own == 0;
+  // Whether a unit ticks at this step, asked once for each step: the clock moves on.
+  METHOD bool ticks(Block& k, int s, int i) {
+    const int j = row_of(i);
+    const unsigned own = clocks[i] >> 16, clock = clocks[i] & 0xffff;
+    if (BACKWARD) clocks[i] += clock == 0 ? own - 1 : -1u;
+    else clocks[i] -= clock == own - 1 ? own - 1 : -1u;
+    if (kReset && k.active(s, j) && k.origin(s, j) >= 0) return (unsigned)(s - k.origin(s, j)) % own == 0;
+    return clock == 0;
   }
 
   template <int PHASE> METHOD void forward(Block& k, int s, Real (&z)[1][kValues]) {
