@@ -13,7 +13,17 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from mistrnn.kernels import _library
 from mistrnn.kernels._library import INSTRUCTION_SETS, Library
 from mistrnn.layers import LAYERS, MIST, RNN, RecurrentLayer
-from tests.layers.cases import REGULARISERS, as_tuple, close, every_layer, random_state, randomised, seeded, small
+from tests.layers.cases import (
+    REGULARISERS,
+    as_tuple,
+    close,
+    every_layer,
+    probing,
+    random_state,
+    randomised,
+    seeded,
+    small,
+)
 from tests.tolerance import violations
 
 
@@ -23,9 +33,19 @@ def loaded() -> Library:
 
 
 def measure(
-    layer: RecurrentLayer, form: Any, dtype: torch.dtype, steps: int, batch: int, probe: str = "every step", **call: Any
+    layer: RecurrentLayer,
+    form: Any,
+    dtype: torch.dtype,
+    steps: int,
+    batch: int,
+    loss_at: str = "every step",
+    probed: bool = True,
+    **call: Any,
 ) -> dict[str, Tensor]:
-    """Outputs, states and all gradients of a layer in a form and a dtype, from the same numbers and masks."""
+    """Outputs, states and all gradients of a layer in a form and a dtype, from the same numbers and masks.
+
+    Probed, among the gradients are those with respect to all states.
+    """
     layer = layer.to(dtype)
     layer.form = form
     layer.zero_grad()
@@ -37,9 +57,10 @@ def measure(
         )
         layer.to(dtype)
         weights = torch.randn(steps, batch, layer.output_size, dtype=torch.float64).to(dtype)
-        output, final = layer(input, state if len(state) > 1 else state[0], **call)
+        with probing(layer, probed) as probes:
+            output, final = layer(input, state if len(state) > 1 else state[0], **call)
     found = {"output": output} | {f"final {k}": p for k, p in enumerate(as_tuple(final)) if p.is_floating_point()}
-    if probe == "every step":
+    if loss_at == "every step":
         loss = (output * weights).sum() + sum((part * 0.1).sum() for part in found.values())
     else:  # one step in the middle: no gradient arrives from later ones, and few reach the first
         loss = (output[steps // 2] * weights[0]).sum()
@@ -47,6 +68,7 @@ def measure(
     found["input.grad"] = input.grad
     found |= {f"initial {k}.grad": part.grad for k, part in enumerate(state) if part.is_floating_point()}
     found |= {f"{key}.grad": parameter.grad for key, parameter in layer.named_parameters()}
+    found |= {f"{key}.grad": probe.grad for key, probe in probes.items()}
     return {key: value.detach().clone() for key, value in found.items() if value is not None}
 
 
@@ -184,10 +206,10 @@ def test_padding_may_hold_anything(name: str) -> None:
 @every_layer
 def test_steps_that_no_gradient_reaches_are_skipped_rightly(name: str) -> None:
     layer = sized(name, 16)
-    assert broken(layer, 16, 3, probe="middle") == {}
+    assert broken(layer, 16, 3, loss_at="middle") == {}
     with torch.no_grad():
         layer.weight_hh_l0.mul_(1e-3)  # the gradient vanishes within a few steps
-    fused, plain = (measure(layer, form, torch.float32, 60, 3, probe="middle") for form in ("fused", "plain"))
+    fused, plain = (measure(layer, form, torch.float32, 60, 3, loss_at="middle") for form in ("fused", "plain"))
     for key, value in fused.items():
         torch.testing.assert_close(value, plain[key], rtol=1e-4, atol=1e-6)
 

@@ -16,7 +16,7 @@ from mistrnn.training.group import Group
 from mistrnn.training.study import Study
 from mistrnn.training.sweep import run_study, study_task
 from tests.kernels.test_cpu import sized
-from tests.layers.cases import REGULARISERS, as_tuple, every_layer, random_state, seeded, small
+from tests.layers.cases import REGULARISERS, as_tuple, every_layer, probing, random_state, seeded, small
 from tests.tolerance import relative_error, violations
 
 pytestmark = pytest.mark.gpu
@@ -37,7 +37,7 @@ def poison() -> None:
 
 
 def measure(
-    layer: RecurrentLayer, form: Any, dtype: torch.dtype, steps: int, batch: int, **call: Any
+    layer: RecurrentLayer, form: Any, dtype: torch.dtype, steps: int, batch: int, probed: bool = False, **call: Any
 ) -> dict[str, Tensor]:
     """Outputs, states and all gradients of a layer on the GPU, from the same numbers and masks."""
     layer = layer.to("cuda", dtype)
@@ -54,7 +54,8 @@ def measure(
         )
         poison()
         torch.cuda.manual_seed(3)
-        output, final = layer(input, state if len(state) > 1 else state[0], **call)
+        with probing(layer, probed) as probes:
+            output, final = layer(input, state if len(state) > 1 else state[0], **call)
     found = {"output": output} | {f"final {k}": p for k, p in enumerate(as_tuple(final)) if p.is_floating_point()}
     loss = (output * weights.to("cuda", dtype)).sum() + sum((part * 0.1).sum() for part in found.values())
     poison()
@@ -62,6 +63,7 @@ def measure(
     found["input.grad"] = input.grad
     found |= {f"initial {k}.grad": part.grad for k, part in enumerate(state) if part.is_floating_point()}
     found |= {f"{key}.grad": parameter.grad for key, parameter in layer.named_parameters()}
+    found |= {f"{key}.grad": probe.grad for key, probe in probes.items()}
     return {key: value.detach().clone() for key, value in found.items() if value is not None}
 
 
@@ -97,13 +99,13 @@ def test_options_lengths_resets_and_directions(name: str, regulariser: str, trai
     layer = sized(name, 21, 3, num_layers=2, bidirectional=True, **REGULARISERS[regulariser])
     layer.train(training)
     reset = torch.rand(15, 4) < 0.15
-    assert broken(layer, 15, 4, lengths=[9, 15, 0, 12], reset=reset.cuda()) == {}
+    assert broken(layer, 15, 4, probed=True, lengths=[9, 15, 0, 12], reset=reset.cuda()) == {}
 
 
 @every_layer
 def test_float64(name: str) -> None:
     layer = sized(name, 30, 2)
-    fused, plain = (measure(layer, form, torch.float64, 20, 5) for form in ("fused", "plain"))
+    fused, plain = (measure(layer, form, torch.float64, 20, 5, probed=True) for form in ("fused", "plain"))
     assert {
         key: relative_error(fused[key], plain[key]) for key in plain if relative_error(fused[key], plain[key]) > 1e-12
     } == {}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp
 
-from mistrnn.kernels.contract import INPUTS, Settings
+from mistrnn.kernels.contract import INPUTS, PROBES, Settings
 from mistrnn.layers import RecurrentLayer
 from tests.layers.cases import as_tuple, close, every_layer, random_state, small
 
@@ -27,6 +27,9 @@ def operator_arguments(name: str, everything: bool) -> tuple[Any, ...]:
     tensors |= {"x": draw(steps, batch, 3), "initial_h": draw(memory, batch, 6)}
     if name == "lstm":
         tensors["initial_c"] = draw(memory, batch, 6)
+    if everything:
+        for probe in PROBES[: 2 if name == "lstm" else 1]:
+            tensors[probe] = torch.zeros(trials, steps, batch, 6, dtype=torch.float64, requires_grad=True)
     if name == "clockwork":
         tensors["clock"] = torch.randint(0, 5, (trials, batch))
     if everything:
@@ -57,7 +60,7 @@ def test_opcheck_passes_backwards(name: str, everything: bool) -> None:
         torch.randn_like(final_c) if name == "lstm" else None,
     )
     tensors, settings = arguments[: len(INPUTS)], arguments[len(INPUTS) :]
-    whole = (*gradients, *tensors, output, saved, *settings, [True, True, True])
+    whole = (*gradients, *tensors, output, saved, *settings, [True] * 4)
     # Second derivatives go through the plain form; its loop over time is too much for opcheck's tracing.
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(getattr(torch.ops.mistrnn, f"{name}_backward"), whole, test_utils=checks)

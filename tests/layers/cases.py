@@ -62,6 +62,25 @@ def random_state(layer: RecurrentLayer, batch: int) -> Any:
 
 
 @contextmanager
+def probing(layer: RecurrentLayer, really: bool = True) -> Iterator[dict[str, Tensor]]:
+    """Put zeros beside all states of a layer and give them by name: "probe 0 h" of the first layer and direction."""
+    probes: dict[str, Tensor] = {}
+    if not really:
+        yield probes
+        return
+    like = next(layer.parameters())
+
+    def new(index: int, steps: int, batch: int) -> tuple[Tensor, ...]:
+        zero = torch.zeros((), dtype=like.dtype, device=like.device)
+        made = {f"probe {index} {c}": zero.expand(steps, batch, layer.hidden_size) for c in layer.state_components}
+        probes.update({name: value.requires_grad_() for name, value in made.items()})
+        return tuple(made.values())
+
+    with layer.probed(new):
+        yield probes
+
+
+@contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Draw from this seed inside, and leave the generator as it was."""
     with torch.random.fork_rng():

@@ -45,7 +45,7 @@ class Call(ctypes.Structure):
         *_named(_INT, "d_output_trial", "d_output_time", "d_output_sequence", "d_output_unit"),
         *_named(_INT, "d_final_h_trial", "d_final_c_trial"),
         *_named(_POINTER, "d_x", "d_weight_ih", "d_weight_hh", "d_bias", "d_bias_hn", "d_gain"),
-        *_named(_POINTER, "d_initial_h", "d_initial_c"),
+        *_named(_POINTER, "d_initial_h", "d_initial_c", "d_probe_h", "d_probe_c"),
     )
 
 

@@ -77,6 +77,8 @@ class Problem:
     """1 by masks, 2 by its probability."""
     dropout: bool = False
     save: bool = True
+    probe: bool = False
+    """Whether the full derivative with respect to every state is written."""
 
     @property
     def sums_x(self) -> bool:
@@ -369,6 +371,7 @@ class Variant:
             "HAS_BIAS_HN": problem.bias_hn,
             "SAVE": problem.save,
             "REVERSE": problem.reverse,
+            "PROBE": problem.probe,
             "ZONEOUT": problem.zoneout,
             "BUFFERS": self.buffers,
             "U_STRIDE": self.u_stride,

@@ -15,8 +15,17 @@ CELLS = ("mist", "narx", "clockwork", "rnn", "lstm", "gru")
 Inputs = Mapping[str, Tensor | None]
 """The tensors of a run by the names in INPUTS."""
 
-DIFFERENTIABLE = ("x", "weight_ih", "weight_hh", "bias", "bias_hn", "gain", "initial_h", "initial_c")
+PROBES = ("probe_h", "probe_c")
+"""Zeros beside the h (and c) of every step, for their gradients: the full derivatives with respect to that state.
+
+Nobody reads their values, so that one zero may be expanded to their shape.
+"""
+
+DIFFERENTIABLE = ("x", "weight_ih", "weight_hh", "bias", "bias_hn", "gain", "initial_h", "initial_c", *PROBES)
 """The inputs that have gradients."""
+
+WANTED = {"x": 0, "initial_h": 2, "initial_c": 2, "probe_h": 3, "probe_c": 3}
+"""Which of four flags says whether an input's gradient is wanted: x, the parameters (1), the initial state, the probes."""
 
 INPUTS = (*DIFFERENTIABLE, "clock", "lengths", "reset", "keep_h", "keep_c", "dropout")
 """The tensors of a run, in order, each with a trial axis in front; see kernels/cpp/call.h for their shapes."""
@@ -78,7 +87,7 @@ def check(cell: str, inputs: Inputs, settings: Settings, device: str, dtypes: Se
         **dict.fromkeys(("initial_h", "initial_c"), (trials, memory, batch, hidden)),
         **dict.fromkeys(("clock", "lengths"), (trials, batch)),
         "reset": (trials, steps, batch),
-        **dict.fromkeys(("keep_h", "keep_c"), (trials, steps, batch, hidden)),
+        **dict.fromkeys(("keep_h", "keep_c", *PROBES), (trials, steps, batch, hidden)),
         "dropout": (trials, batch, hidden),
     }
     integers, booleans = ("clock", "lengths"), ("reset", "keep_h", "keep_c")
@@ -102,6 +111,11 @@ def check(cell: str, inputs: Inputs, settings: Settings, device: str, dtypes: Se
         )
     if cell == "clockwork" and not (count and min(settings.delays) >= 1 and hidden % count == 0):
         raise ValueError(f"{cell}: expected periods >= 1 that divide {hidden} units, got {list(settings.delays)}.")
+
+
+def is_wanted(name: str, wanted: Sequence[bool]) -> bool:
+    """Whether the gradient of this input is wanted."""
+    return wanted[WANTED.get(name, 1)]
 
 
 def check_lengths(cell: str, lengths: Tensor | None, steps: int) -> None:

@@ -16,10 +16,12 @@ from mistrnn.kernels.contract import (
     CELLS,
     DIFFERENTIABLE,
     INPUTS,
+    PROBES,
     Inputs,
     Settings,
     check,
     check_lengths,
+    is_wanted,
     saved_size,
     there,
 )
@@ -65,7 +67,7 @@ def backward(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of DIFFERENTIABLE, from those of output, final_h and final_c.
 
-    `wanted` says of x, the parameters, and the initial state whether theirs are wanted; the others are empty.
+    `wanted` says of x, the parameters, the initial state and the probes whether theirs are wanted; the others are empty.
     """
     call, alive = _call(cell, inputs, settings)
     if saved.numel() == 0 and call.S > 0:  # the run forwards did not know that it would be asked
@@ -89,11 +91,9 @@ def backward(
     for name in ("d_final_h", "d_final_c"):
         alive.append(_point(call, name, gradients[name]))
     results = []
-    want_x, want_parameters, want_initial = wanted
     for name in DIFFERENTIABLE:
         tensor = inputs[name]
-        is_wanted = want_x if name == "x" else want_initial if name.startswith("initial") else want_parameters
-        if tensor is None or not is_wanted:
+        if tensor is None or not is_wanted(name, wanted):
             results.append(output.new_empty(0))
             continue
         result = torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -126,7 +126,8 @@ def _call(cell: str, inputs: Inputs, settings: Settings) -> tuple[Call, list[Any
     call.x, alive = x.data_ptr() or None, [*alive, x]
     call.x_trial, call.x_time, call.x_sequence, _ = x.stride()
     for name in INPUTS[1:]:
-        alive.append(_point(call, name, inputs[name]))
+        if name not in PROBES:
+            alive.append(_point(call, name, inputs[name]))
     return call, alive
 
 

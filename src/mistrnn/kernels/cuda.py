@@ -29,7 +29,18 @@ from mistrnn.kernels._variant import (
     block_memory,
 )
 from mistrnn.kernels.choices import capability_of, choose, fitting, outer_variant, ranges_of
-from mistrnn.kernels.contract import CELLS, DIFFERENTIABLE, INPUTS, Inputs, Settings, check, saved_dtype, there
+from mistrnn.kernels.contract import (
+    CELLS,
+    DIFFERENTIABLE,
+    INPUTS,
+    PROBES,
+    Inputs,
+    Settings,
+    check,
+    is_wanted,
+    saved_dtype,
+    there,
+)
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -125,7 +136,7 @@ class Arguments(ctypes.Structure):
         *_numbers("d_output_trial", "d_output_time", "d_output_sequence"),
         *_pointers("d_final_h", "d_final_c"),
         *_numbers("d_final_h_trial", "d_final_c_trial"),
-        *_pointers("dz", "mixed", "ring", "sums", "d_initial_h", "d_initial_c"),
+        *_pointers("dz", "mixed", "ring", "sums", "d_initial_h", "d_initial_c", "d_probe_h", "d_probe_c"),
     )
 
 
@@ -138,7 +149,7 @@ class _Run:
         self.dtype = there(inputs, "x").dtype
         self.real = saved_dtype(self.dtype)
         self.inputs: dict[str, Tensor | None] = {
-            name: tensor.to(self.real) if tensor is not None and tensor.is_floating_point() else tensor
+            name: tensor.to(self.real) if tensor is not None and _is_converted(name, tensor) else tensor
             for name, tensor in inputs.items()
         }
         self.x, self.initial = there(self.inputs, "x"), there(self.inputs, "initial_h")
@@ -156,7 +167,7 @@ class _Run:
         self.arguments.x_trial, self.arguments.x_time, self.arguments.x_sequence, _ = x.stride()
         self._enter("x", x)
         for name in INPUTS[1:]:
-            if name != "reset":
+            if name not in ("reset", *PROBES):
                 self.point(name, self.inputs[name])
         self.point("origin", self.origin)
 
@@ -188,6 +199,7 @@ class _Run:
             zoneout=1 if given["keep_h"] is not None else 2 if settings.zoneout else 0,
             dropout=given["dropout"] is not None,
             save=settings.save,
+            probe=backward and given["probe_h"] is not None,
         )
 
     def point(self, name: str, tensor: Tensor | None) -> None:
@@ -258,6 +270,10 @@ class _Run:
         return tensor.gather(1, source.expand(tensor.shape))
 
 
+def _is_converted(name: str, tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and name not in PROBES  # nobody reads a probe
+
+
 def load(variant: Variant, device: torch.device) -> Kernels:
     """Return a variant's kernels on a device."""
     with torch.cuda.device(device):
@@ -321,7 +337,7 @@ def backward(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of DIFFERENTIABLE, from those of output, final_h and final_c.
 
-    `wanted` says of x, the parameters, and the initial state whether theirs are wanted; the others are empty.
+    `wanted` says of x, the parameters, the initial state and the probes whether theirs are wanted; the others are empty.
     """
     run = _Run(cell, inputs, settings._replace(save=True), device)
     variant = run.variant(backward=True)
@@ -342,19 +358,18 @@ def backward(
     for name in ("d_final_h", "d_final_c"):
         gradient = gradients[name]
         run.point(name, None if gradient is None else gradient.to(run.real))
-    want_x, want_parameters, want_initial = wanted
     dz = run.new("dz", run.E, run.T, run.B, problem.column_stride)[..., : problem.columns]
     sums = run.new("sums", run.E, variant.blocks(run.B), problem.kinds, problem.columns)
     mixed = run.new("mixed", run.E, run.T, run.B, problem.mixed_stride)[..., : run.H] if cell == "mist" else dz
     results: dict[str, Tensor] = {}
-    for name in ("initial_h", "initial_c"):
-        if want_initial and inputs[name] is not None:
-            results[name] = run.new(f"d_{name}", run.E, run.M, run.B, run.H)
+    for name, slots in (("initial_h", run.M), ("initial_c", run.M), ("probe_h", run.T), ("probe_c", run.T)):
+        if is_wanted(name, wanted) and inputs[name] is not None:
+            results[name] = run.new(f"d_{name}", run.E, slots, run.B, run.H)
     if run.E and run.B:
         run.launch(variant)
-    if want_parameters:
+    if is_wanted("weight_hh", wanted):
         results |= _parameter_gradients(run, problem, dz, sums.sum(1), mixed, output)
-    if want_x:
+    if is_wanted("x", wanted):
         rows = there(inputs, "weight_ih").size(1)
         d_x = _product(dz[..., :rows].flatten(1, 2), there(run.inputs, "weight_ih"))
         results["x"] = run.by_step(d_x.view(run.E, run.T, run.B, run.I))

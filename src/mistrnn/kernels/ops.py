@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from mistrnn.kernels import cpu, cuda
-from mistrnn.kernels.contract import DIFFERENTIABLE, INPUTS, Settings, saved_dtype, saved_size
+from mistrnn.kernels.contract import DIFFERENTIABLE, INPUTS, Settings, is_wanted, saved_dtype, saved_size
 
 Tensors = tuple[Tensor, ...]
 Plain = Callable[[Sequence[Tensor | None], Settings], Tensors]
@@ -79,11 +79,10 @@ def register(cell: str, plain: Plain) -> None:
         return found
 
     def backward_shapes(*arguments: Any) -> Tensors:
-        _, inputs, output, _, _, (want_x, want_parameters, want_initial) = _backward_arguments(arguments)
-        wants = [want_x] + [want_parameters] * 5 + [want_initial] * 2
+        _, inputs, output, _, _, wanted = _backward_arguments(arguments)
         return tuple(
-            tensor.new_empty(tensor.shape) if tensor is not None and want else output.new_empty(0)
-            for tensor, want in zip(inputs, wants, strict=False)
+            tensor.new_empty(tensor.shape) if tensor is not None and is_wanted(name, wanted) else output.new_empty(0)
+            for name, tensor in zip(DIFFERENTIABLE, inputs, strict=False)
         )
 
     for name, schema, function, shapes, derivative in (
@@ -140,7 +139,7 @@ class _Forward(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         *tensors, output, saved = ctx.saved_tensors
         needed = ctx.needs_input_grad[1 : 1 + len(DIFFERENTIABLE)]
-        wanted = [needed[0], any(needed[1:6]), any(needed[6:8])]
+        wanted = [needed[0], any(needed[1:6]), any(needed[6:8]), any(needed[8:])]
         nothing = (None,) * (1 + _COUNT + len(Settings._fields))
         if all(gradient is None for gradient in gradients[:3]):
             return nothing

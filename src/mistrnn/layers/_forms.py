@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mistrnn.kernels import cuda, ops
-from mistrnn.kernels.contract import INPUTS, Settings
+from mistrnn.kernels.contract import INPUTS, PROBES, Settings
 from mistrnn.layers._recurrence import Step, Zoneout, linear, run
 from mistrnn.layers._timeline import Timeline
 
@@ -38,6 +38,8 @@ class Run:
     dropout: Tensor | None
     zoneout: Zoneout | None
     reverse: bool
+    probes: tuple[Tensor, ...] = ()
+    """Zeros [T, B, H] per state component, whose gradients are asked for; or none."""
 
 
 Result = tuple[Tensor, tuple[Tensor, ...]]
@@ -46,9 +48,9 @@ Result = tuple[Tensor, tuple[Tensor, ...]]
 
 def plain(step: Step, project: Callable[[Tensor, Weights], Tensor], given: Run) -> Result:
     """Run the reference loop."""
-    x, timeline = given.timeline.clear_padding(given.x), given.timeline
+    x, timeline, probes = given.timeline.clear_padding(given.x), given.timeline, given.probes
     if given.reverse:
-        x, timeline = timeline.flip(x), timeline.reversed()
+        x, timeline, probes = timeline.flip(x), timeline.reversed(), tuple(map(timeline.flip, probes))
     memory = given.initial[0].size(0)
     states = run(
         step,
@@ -57,6 +59,7 @@ def plain(step: Step, project: Callable[[Tensor, Weights], Tensor], given: Run) 
         age=timeline.ages(timeline.full(memory)) if timeline.reset is not None else None,
         clock=timeline.ages(given.clock) if given.clock is not None else None,
         zoneout=given.zoneout,
+        probes=probes,
     )
     final = tuple(timeline.last(before, inside) for before, inside in zip(given.initial, states, strict=True))
     output = timeline.clear_padding(states[0])
@@ -78,6 +81,7 @@ def fused(cell: str, delays: Sequence[int], given: Run) -> Result:
         "keep_h": masks[0] if masks else None,
         "keep_c": masks[1] if len(masks) > 1 else None,
         "dropout": given.dropout,
+        **dict(zip(PROBES, given.probes, strict=False)),
     }
     inputs = [tensors.get(name) for name in INPUTS]
     settings = Settings(
@@ -113,6 +117,7 @@ def _plain_trial(reference: Reference, inputs: Sequence[Tensor | None], settings
     }
     states = [t for name in ("initial_h", "initial_c") if (t := given[name]) is not None]
     masks = tuple(t for name in ("keep_h", "keep_c") if (t := given[name]) is not None)
+    probes = tuple(t for name in PROBES if (t := given[name]) is not None)
     x = given["x"]
     assert x is not None
     timeline = Timeline(x.size(0), x.size(1), x.device, given["lengths"], given["reset"])
@@ -129,6 +134,7 @@ def _plain_trial(reference: Reference, inputs: Sequence[Tensor | None], settings
             given["dropout"],
             masks or settings.zoneout or None,
             reverse=False,
+            probes=tuple(map(timeline.flip, probes)) if settings.reverse else probes,
         ),
     )
     return (timeline.flip(output) if settings.reverse else output, *final)

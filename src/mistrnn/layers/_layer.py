@@ -3,9 +3,10 @@
 T time, B batch, I input, H hidden, G rows of pre-activations, M memory (the longest delay), N layers * directions.
 """
 
+import contextlib
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, overload
 
 import torch
@@ -22,6 +23,9 @@ from mistrnn.layers._recurrence import Step, Zoneout, linear
 from mistrnn.layers._state import State, StateForm
 from mistrnn.layers._stream import Stream
 from mistrnn.layers._timeline import Timeline
+
+NewProbes = Callable[[int, int, int], tuple[Tensor, ...]]
+"""(layer * directions + direction, T, B) -> zeros [T, B, H] for each component of the state; see `probed`."""
 
 
 class RecurrentLayer(nn.Module, ABC):
@@ -52,6 +56,8 @@ class RecurrentLayer(nn.Module, ABC):
     fused_name: ClassVar[str | None] = None
     """The registered operator of the layer's compiled loop; None if it has only the plain form."""
     _form: Form = "auto"
+    _new_probes: NewProbes | None = None
+    """While somebody asks for derivatives with respect to the states: what to put beside them."""
 
     def __init__(
         self,
@@ -288,19 +294,26 @@ class RecurrentLayer(nn.Module, ABC):
             outputs = []
             for direction in range(self.directions):
                 index = layer * self.directions + direction
-                output, final = self._run_one(weights[index], direction, x, parts[index], timeline)
+                probes = self._new_probes(index, timeline.steps, timeline.batch) if self._new_probes else ()
+                output, final = self._run_one(weights[index], direction, x, parts[index], timeline, probes)
                 outputs.append(output)
                 finals.append(final)
             x = torch.cat(outputs, dim=-1) if self.bidirectional else outputs[0]
         return x, finals
 
     def _run_one(
-        self, weights: Weights, direction: int, x: Tensor, part: tuple[Tensor, ...], timeline: Timeline
+        self,
+        weights: Weights,
+        direction: int,
+        x: Tensor,
+        part: tuple[Tensor, ...],
+        timeline: Timeline,
+        probes: tuple[Tensor, ...] = (),
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Run one layer in one direction; part is its [M, B, H] per component, and the clock [B] if it has one."""
         initial, clock = (part[:-1], part[-1]) if self.has_clock else (part, None)
         dropout, zoneout = self._draw_dropout(timeline, x), self._draw_zoneout(timeline, x)
-        given = Run(weights, x, initial, clock, timeline, dropout, zoneout, reverse=direction == 1)
+        given = Run(weights, x, initial, clock, timeline, dropout, zoneout, direction == 1, probes)
         if self._takes_fused(weights["weight_hh"]):
             assert self.fused_name is not None
             output, final = _forms.fused(self.fused_name, self._delays(), given)
@@ -377,6 +390,19 @@ class RecurrentLayer(nn.Module, ABC):
             return self.zoneout
         shape = (timeline.steps, timeline.batch, self.hidden_size)
         return tuple(torch.rand(shape, device=like.device) < self.zoneout for _ in self.state_components)
+
+    @contextlib.contextmanager
+    def probed(self, new_probes: NewProbes) -> Iterator[None]:
+        """Put zeros beside all states inside the `with`: their gradients are the full derivatives by these states.
+
+        new_probes(k, T, B) returns, for layer and direction k, a tensor [T, B, H] for each component of the state, or an
+        empty tuple. Nobody reads the values, so that one zero may be expanded; time runs as in the input.
+        """
+        before, self._new_probes = self._new_probes, new_probes
+        try:
+            yield
+        finally:
+            self._new_probes = before
 
     def stream(self, batch_size: int = 1, state: State | None = None) -> Stream:
         """Return a stream: called with the input of one step [B, I], it returns its output [B, H].

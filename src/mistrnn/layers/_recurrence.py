@@ -50,13 +50,17 @@ Step = Callable[[Tensor, Past], tuple[Tensor, ...]]
 """(input projected by weight_ih [B, G], past) -> the new state's components, each [B, H], before zoneout."""
 
 
-def advance(step: Step, x: Tensor, past: Past, zoneout: Zoneout | None) -> tuple[Tensor, ...]:
-    """Take one step, zone it out, remember it, and return the new state."""
+def advance(
+    step: Step, x: Tensor, past: Past, zoneout: Zoneout | None, probes: Sequence[Tensor] = ()
+) -> tuple[Tensor, ...]:
+    """Take one step, zone it out, add the probes (zeros), remember it, and return the new state."""
     new = step(x, past)
     if isinstance(zoneout, float):
         new = tuple(zoneout * past(1, k) + (1 - zoneout) * value for k, value in enumerate(new))
     elif zoneout is not None:
         new = tuple(torch.where(zoneout[k], past(1, k), value) for k, value in enumerate(new))
+    if probes:
+        new = tuple(value + probe for value, probe in zip(new, probes, strict=True))
     past.append(new)
     return new
 
@@ -69,19 +73,20 @@ def run(
     age: Tensor | None = None,
     clock: Tensor | None = None,
     zoneout: Zoneout | None = None,
+    probes: Sequence[Tensor] = (),
 ) -> tuple[Tensor, ...]:
     """Return all states of a run, [T, B, H] per component, from x [T, B, G] and the state before it, [M, B, H] each.
 
     Time is taken apart with `unbind` and put together with `stack`: indexing one big tensor at each step would make
-    the backward pass quadratic in T. `age` and `clock` are [T, B], as in `Past`.
+    the backward pass quadratic in T. `age` and `clock` are [T, B], as in `Past`; `probes` are [T, B, H] per component.
     """
-    past = Past(state)
+    past, taken_apart = Past(state), [probe.unbind(0) for probe in probes]
     states: list[tuple[Tensor, ...]] = []
     for t, x_t in enumerate(x.unbind(0)):
         past.age = None if age is None else age[t]
         past.clock = None if clock is None else clock[t]
         masks = tuple(mask[t] for mask in zoneout) if isinstance(zoneout, tuple) else zoneout
-        states.append(advance(step, x_t, past, masks))
+        states.append(advance(step, x_t, past, masks, [probe[t] for probe in taken_apart]))
     if not states:
         empty = x[..., :1].expand(-1, -1, state[0].size(-1))  # part of the graph, so that a backward pass goes through
         return (empty,) * len(state)

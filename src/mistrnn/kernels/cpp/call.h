@@ -36,6 +36,7 @@ struct Call {
   int64_t d_output_trial, d_output_time, d_output_sequence, d_output_unit;  // strides
   int64_t d_final_h_trial, d_final_c_trial;
   void *d_x, *d_weight_ih, *d_weight_hh, *d_bias, *d_bias_hn, *d_gain, *d_initial_h, *d_initial_c;
+  void *d_probe_h, *d_probe_c;  // [E, T, B, H] the full derivatives with respect to the h and c of every step
 };
 
 enum Status : int64_t { kDone = 0, kOutOfMemory = 1, kBadCall = 2 };

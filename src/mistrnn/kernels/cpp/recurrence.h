@@ -119,6 +119,11 @@ template <class F, class Cell> class Recurrence {
       while (n < count && sequences[n].length > s) n++;
       for (long i = 0; i < n; i++) arriving(call, i, s);
       cell_.gather(r, s, n);
+      for (long i = 0; i < n; i++) {
+        const long t = sequences[i].time(s);
+        if (call.d_probe_h) memcpy(probe(call, call.d_probe_h, i, t), r.dh(i), sizeof(F) * r.H);
+        if (call.d_probe_c) memcpy(probe(call, call.d_probe_c, i, t), cell_.beside(r, i), sizeof(F) * r.H);
+      }
       // A step that no gradient reaches has none to send: with the loss at the last step and gradients that vanish,
       // most steps are such.
       if (all_zero(n) && cell_.nothing_arrives(r, s, n)) {
@@ -149,6 +154,10 @@ template <class F, class Cell> class Recurrence {
     for (long i = 0; i < count; i++) {
       for (long t = sequences[i].length; call.d_x && t < call.T; t++)
         memset((F*)call.d_x + ((r.e * call.T + t) * call.B + sequences[i].b) * r.I, 0, sizeof(F) * r.I);
+      for (long t = sequences[i].length; t < call.T; t++) {
+        if (call.d_probe_h) memset(probe(call, call.d_probe_h, i, t), 0, sizeof(F) * r.H);
+        if (call.d_probe_c) memset(probe(call, call.d_probe_c, i, t), 0, sizeof(F) * r.H);
+      }
     }
     if (call.d_initial_h) initial_gradients(call);
     cell_.finish_backward(r);
@@ -302,6 +311,10 @@ template <class F, class Cell> class Recurrence {
     return (F*)call.d_x + ((rows_.e * call.T + q.time(s)) * call.B + q.b) * rows_.I;
   }
 
+  F* probe(const Call& call, void* of, long i, long t) {
+    return (F*)of + ((rows_.e * call.T + t) * call.B + rows_.sequences[i].b) * rows_.H;
+  }
+
   void initial_gradients(const Call& call) {
     Rows<F>& r = rows_;
     for (long back = 1; back <= r.M; back++) {
@@ -334,7 +347,8 @@ template <class F> struct PlainCell {
   void begin_backward(Rows<F>&) {}
   void finish_backward(Rows<F>&) {}
   void gather(Rows<F>&, long, long) {}                                   // dh += what steps further than one away send
-  bool nothing_arrives(Rows<F>&, long, long) { return true; }            // beside dh
+  F* beside(Rows<F>& r, long) { return r.zero_row; }                     // what arrives beside dh
+  bool nothing_arrives(Rows<F>&, long, long) { return true; }            // ... which is nothing but zeros
   void skip(Rows<F>&, long) {}
   void cut(Rows<F>&, long) {}                                            // a reset: drop what goes back beside dh
 };

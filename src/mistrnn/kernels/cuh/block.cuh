@@ -26,7 +26,7 @@ typedef REAL Real;
 constexpr int H = HIDDEN, D = COUNT, M = MEMORY, C = CLUSTER, R = ROWS, W = WARPS, P = PARTS, TW = STACK, KS = RANGES;
 constexpr bool kInline = INLINE_INPUTS;  // the only input is multiplied here, or the products come as `projected`
 constexpr bool kLengths = HAS_LENGTHS, kReset = HAS_RESET, kNorm = HAS_NORM, kDropout = HAS_DROPOUT, kBias = HAS_BIAS;
-constexpr bool kSave = SAVE, kReverse = REVERSE;
+constexpr bool kSave = SAVE, kReverse = REVERSE, kProbe = PROBE;
 constexpr bool kMasks = ZONEOUT == 1;    // zoneout by masks
 constexpr bool kMixture = ZONEOUT == 2;  // and in evaluation, by its probability
 constexpr int NT = R / 8;                // tiles along the sequences
@@ -75,6 +75,7 @@ struct Arguments {
   Real* ring;   // [E, blocks, warps, steps, values] under way between steps: MIST's dm, sums of NARX
   Real* sums;   // [E, B, kinds, columns] sums over all steps: of dz, of dz x, of the gradients of the gains
   Real *d_initial_h, *d_initial_c;
+  Real *d_probe_h, *d_probe_c;  // [E, T, B, H] the full derivatives with respect to the h and c of every step
 };
 
 // float: exact to the last bits where the product is, else as fast as the product is coarse.

@@ -211,8 +211,14 @@ template <class Cell> struct Gates {
       h[i] = 0;
     }
   }
+  // Zoneout's share of dh goes one step back. dh is complete here: the full derivative with respect to the state of step s.
   METHOD void split_kept(Block& k, int s, Values& dh) {
+    write_probe(k, k.args.d_probe_h, s, dh);
     if (kMasks || kMixture) EACH_VALUE h[i] += k.kept_share(k.args.keep_h, k.args.keep_h_trial, s, i, dh[i]);
+  }
+  METHOD void write_probe(Block& k, Real* to, int s, const Values& v) const {
+    if (kProbe && to)
+      EACH_VALUE if (k.has(i)) to[k.e * k.args.T * k.args.B * H + k.at_time(s, i, H)] = k.is_active(s, i) ? v[i] : Real(0);
   }
   METHOD void clear_padding(Block& k, int s, Values& v) const {
     if (kLengths) EACH_VALUE if (!k.is_active(s, i)) v[i] = 0;

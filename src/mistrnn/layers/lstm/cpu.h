@@ -67,6 +67,7 @@ template <class F> struct Lstm : PlainCell<F> {
       for (long j = 0; j < r.h_stride; j++) c(r, i)[j] = d && j < r.H ? d[j] : F(0);
     }
   }
+  F* beside(Rows<F>& r, long i) { return c(r, i); }
   bool nothing_arrives(Rows<F>& r, long, long n) {
     for (long i = 0; i < n; i++)
       for (long j = 0; j < r.H; j++)

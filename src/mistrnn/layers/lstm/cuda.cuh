@@ -83,6 +83,7 @@ struct Lstm : Gates<LstmGates> {
     sent_back(k, s, dh);
     EACH_VALUE dh[i] += outer[i];
     split_kept(k, s, dh);
+    write_probe(k, k.args.d_probe_c, s, c);
     EACH_VALUE {
       const Real in = gates[kI][i], forget = gates[kF][i], g = gates[kGate][i], out = gates[kO][i];
       const Real now = tanh_of(forget * previous[i] + in * g);
