@@ -85,7 +85,7 @@ def gradient_norms(
         stack.enter_context(torch.enable_grad())
         for name, module in watched.items():
             stack.enter_context(_watching(module, f"{name}." if len(watched) > 1 else "", probes))
-        value = loss(model(*inputs) if isinstance(inputs, tuple) else model(inputs))
+        value = loss(model(*inputs) if type(inputs) is tuple else model(inputs))
     if not isinstance(value, Tensor) or value.dim() != 0:
         got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"gradient_norms: expected the loss to be a scalar Tensor, got {got}.")

@@ -1,0 +1,264 @@
+"""Gradient norms against explicit products of Jacobians, for our layers, torch.nn's and a user's own."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import jacrev
+
+from mistrnn.analysis import gradient_norms, reach
+from mistrnn.layers import MIST, RecurrentLayer
+from tests.layers.cases import REGULARISERS, as_tuple, every_layer, seeded, small
+
+STEPS, BATCH = 12, 3
+
+
+def by_jacobians(layer: RecurrentLayer, input: Tensor, weights: Tensor) -> dict[str, Tensor]:
+    """The norms from the Jacobian of the whole state at each step, multiplied one by one: no probes, no backward pass.
+
+    The layer takes one step at a time with its state handed on, so that all of the past is in the state, newest last.
+    """
+    count = len(layer.state_components)
+    found: dict[str, list[Tensor]] = {name: [] for name in layer.state_components}
+    for b in range(input.size(1)):
+        states: list[tuple[Tensor, ...]] = []
+        for x in input[:, b : b + 1]:
+            before = (states[-1] if len(states[-1]) > 1 else states[-1][0]) if states else None
+            states.append(as_tuple(layer(x.unsqueeze(0), before)[1]))
+
+        def step(before: tuple[Tensor, ...], t: int, b: int, states: Any) -> tuple[Tensor, ...]:
+            given = (*before, *states[t - 1][count:])  # the clock is no part of it
+            after = layer(input[t : t + 1, b : b + 1], given if len(given) > 1 else given[0])[1]
+            return as_tuple(after)[:count]
+
+        derivative = [torch.zeros_like(part) for part in states[-1][:count]]
+        derivative[0].view(-1, layer.hidden_size)[-1] = weights[b]
+        for t in range(len(input) - 1, -1, -1):
+            for k, name in enumerate(layer.state_components):
+                found[name].append(derivative[k].reshape(-1, layer.hidden_size)[-1].norm())
+            if t:
+                jacobians = jacrev(step)(states[t - 1][:count], t, b, states)
+                derivative = [
+                    sum(torch.tensordot(derivative[to], jacobians[to][k], derivative[to].dim()) for to in range(count))
+                    for k in range(count)
+                ]
+    return {name: torch.stack(values).view(input.size(1), -1).mean(0) for name, values in found.items()}
+
+
+@every_layer
+@pytest.mark.parametrize("form", ["fused", "plain"])
+def test_norms_equal_products_of_jacobians(name: str, form: Any) -> None:
+    with seeded(3):
+        layer = small(name)
+        input, weights = torch.randn(STEPS, BATCH, 3).double(), torch.randn(BATCH, 6).double()
+    layer.form = form
+    found = gradient_norms(layer, input, lambda result: (result[0][-1] * weights).sum())
+    layer.form = "plain"
+    expected = by_jacobians(layer, input, weights)
+    assert list(found.states) == list(layer.state_components)
+    for state, norms in found.states.items():
+        torch.testing.assert_close(norms, expected[state], rtol=1e-10, atol=1e-14)
+    assert torch.equal(found.h, found.states["h"])
+
+
+@every_layer
+def test_norms_with_every_option_are_those_of_a_run_step_by_step(name: str) -> None:
+    with seeded(4):
+        layer = small(name, num_layers=2, **REGULARISERS["all"]).eval()
+        input = torch.randn(STEPS, BATCH, 3).double()
+    found = gradient_norms(layer, input, lambda result: result[0][-1].square().sum())
+    layer.form = "plain"
+    expected = gradient_norms(layer, input, lambda result: result[0][-1].square().sum())
+    assert [state.split(".")[0] for state in found.states] == sorted(state.split(".")[0] for state in found.states)
+    for state, norms in found.states.items():
+        torch.testing.assert_close(norms, expected.states[state], rtol=1e-10, atol=1e-14)
+    assert torch.equal(found.h, found.states["l1.h"])
+
+
+def graph_nodes(value: Tensor) -> int:
+    seen: set[Any] = set()
+    waiting = [value.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting.extend(following for following, _ in node.next_functions)
+    return len(seen)
+
+
+@every_layer
+def test_there_is_no_graph_of_single_steps(name: str) -> None:
+    layer, sizes = small(name), []
+
+    def loss(result: Any) -> Tensor:
+        value = result[0][-1].sum()
+        sizes.append(graph_nodes(value))
+        return value
+
+    for steps in (4, 40):
+        gradient_norms(layer, torch.randn(steps, 2, 3).double(), loss)
+    assert sizes[0] == sizes[1] < 40
+
+
+class Unrolled(nn.Module):
+    """A user's own network: a cell in a loop."""
+
+    def __init__(self, cell: nn.Module) -> None:
+        super().__init__()
+        self.cell, self.readout = cell, nn.Linear(5, 2)
+
+    def forward(self, input: Tensor) -> Tensor:
+        state: Any = None
+        for x in input:
+            state = self.cell(x, state)
+        return self.readout(state[0] if isinstance(state, tuple) else state)
+
+
+class OwnCell(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.x, self.h = nn.Linear(3, 5), nn.Linear(5, 5)
+
+    def forward(self, x: Tensor, h: Tensor | None) -> Tensor:
+        return torch.tanh(self.x(x) + (self.h(h) if h is not None else 0))
+
+
+class Wrapped(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.readout = layer, nn.Linear(5, 2)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.readout(self.layer(input)[0][-1])
+
+
+PAIRS = [(nn.RNN, nn.RNNCell), (nn.LSTM, nn.LSTMCell), (nn.GRU, nn.GRUCell)]
+
+
+@pytest.mark.parametrize(("layer_class", "cell_class"), PAIRS)
+def test_torch_layers_and_torch_cells_agree(layer_class: Any, cell_class: Any) -> None:
+    with seeded(5):
+        whole, unrolled = Wrapped(layer_class(3, 5)).double(), Unrolled(cell_class(3, 5)).double()
+        input = torch.randn(STEPS, BATCH, 3).double()
+    with torch.no_grad():
+        for name, parameter in unrolled.cell.named_parameters():
+            parameter.copy_(getattr(whole.layer, f"{name}_l0"))
+        for ours, theirs in zip(unrolled.readout.parameters(), whole.readout.parameters(), strict=True):
+            ours.copy_(theirs)
+    before = whole.layer.forward
+    one, other = (gradient_norms(model, input, lambda scores: scores[:, 0].sum()) for model in (whole, unrolled))
+    assert one.states.keys() == other.states.keys()
+    for state, norms in one.states.items():
+        torch.testing.assert_close(norms, other.states[state], rtol=1e-10, atol=1e-14)
+    assert whole.layer.forward == before  # the twin has left
+    assert all(parameter.grad is None for parameter in whole.parameters())
+
+
+def test_a_users_cell_is_watched_by_name() -> None:
+    with seeded(6):
+        model, input = Unrolled(OwnCell()).double(), torch.randn(STEPS, BATCH, 3).double()
+    found = gradient_norms(model, input, lambda scores: scores.sum(), watch=model.cell)
+    derivative = model.readout.weight.sum(0).expand(BATCH, -1)
+    states = [torch.zeros(BATCH, 5, dtype=torch.float64)]
+    for x in input:
+        states.append(torch.tanh(model.cell.x(x) + (model.cell.h(states[-1]) if len(states) > 1 else 0)))
+    expected = []
+    for h in reversed(states[1:]):  # the chain rule of a simple RNN, by hand
+        expected.append(derivative.norm(dim=-1).mean())
+        derivative = (derivative * (1 - h**2)) @ model.cell.h.weight
+    torch.testing.assert_close(found.h, torch.stack(expected), rtol=1e-10, atol=1e-14)
+
+
+def test_several_recurrent_modules_are_told_apart() -> None:
+    model = nn.Sequential()
+    model.first, model.second = MIST(3, 4, delays=2), nn.GRU(4, 5)
+    model.forward = lambda x: model.second(model.first(x)[0])[0]  # type: ignore[method-assign]
+    found = gradient_norms(model, torch.randn(6, 2, 3), lambda output: output[-1].sum())
+    assert list(found.states) == ["first.h", "second.h"]
+    only = gradient_norms(model, torch.randn(6, 2, 3), lambda output: output[-1].sum(), watch=[model.first])
+    assert list(only.states) == ["h"]
+
+
+def test_each_sequence_has_its_own_end() -> None:
+    layer, input, lengths = small("mist"), torch.randn(9, 3, 3).double(), torch.tensor([9, 4, 6])
+
+    def loss(output: Tensor) -> Tensor:
+        return output.gather(0, (lengths - 1).view(1, -1, 1).expand(1, -1, 6)).square().sum()
+
+    class Given(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            return self.layer(x, lengths=lengths)[0]
+
+    found = gradient_norms(Given(), (input, lengths), loss, at=lengths - 1)
+    alone = [
+        gradient_norms(layer, input[:n, b : b + 1], lambda result: result[0][-1].square().sum()).h
+        for b, n in enumerate(lengths.tolist())
+    ]
+    for tau in range(9):
+        own = [norms[tau] for norms in alone if tau < len(norms)]
+        torch.testing.assert_close(found.h[tau], torch.stack(own).mean())
+
+
+def test_an_earlier_loss_counts_from_its_own_step() -> None:
+    layer, input = small("narx"), torch.randn(9, 2, 3).double()
+    early = gradient_norms(layer, input, lambda result: result[0][5].sum(), at=5)
+    cut = gradient_norms(layer, input[:6], lambda result: result[0][-1].sum())
+    torch.testing.assert_close(early.h, cut.h)
+
+
+def test_unbatched_packed_and_batch_first_input() -> None:
+    layer = small("lstm", batch_first=True)
+    input = torch.randn(2, 7, 3).double()
+    batched = gradient_norms(layer, input, lambda result: result[0][:, -1].sum())
+    alone = [gradient_norms(layer, sequence, lambda result: result[0][-1].sum()).h for sequence in input]
+    torch.testing.assert_close(batched.h, torch.stack(alone).mean(0))
+    packed = nn.utils.rnn.pack_sequence(list(input))
+    again = gradient_norms(layer, packed, lambda result: result[1][0].sum())
+    torch.testing.assert_close(again.h, batched.h)
+
+
+def test_reach_is_the_last_tau_with_its_share() -> None:
+    assert reach(torch.tensor([1.0, 0.2, 0.004, 0.02, 0.001])) == 3
+    assert reach(torch.tensor([1.0, 0.2, 0.004, 0.02, 0.001]), share=0.5) == 0
+    assert reach(torch.zeros(4)) == -1
+    with pytest.raises(ValueError, match="expected a share above 0 and at most 1, got 0"):
+        reach(torch.ones(3), share=0)
+
+
+def test_bad_input_is_named() -> None:
+    layer, input = MIST(3, 4), torch.randn(6, 2, 3)
+
+    def total(result: Any) -> Tensor:
+        return result[0].sum()
+
+    with pytest.raises(
+        ValueError, match=r"expected hidden states to watch, and Linear holds no layer .* watch=model.cell"
+    ):
+        gradient_norms(nn.Linear(3, 4), input, total)
+    with pytest.raises(ValueError, match=r"expected the loss to be a scalar Tensor, got shape \[6, 2, 4\]"):
+        gradient_norms(layer, input, lambda result: result[0])
+    with pytest.raises(ValueError, match="expected the loss to be a scalar Tensor, got float"):
+        gradient_norms(layer, input, lambda result: 1.0)  # type: ignore[arg-type,return-value]
+    with pytest.raises(ValueError, match="expected a loss that depends on the states, but it does not"):
+        gradient_norms(layer, input, lambda result: torch.zeros(()))
+    with pytest.raises(ValueError, match="expected `at` to be steps from 0 to 5, got 6"):
+        gradient_norms(layer, input, total, at=6)
+    with pytest.raises(ValueError, match="expected to watch a part of the model, got another GRU"):
+        gradient_norms(layer, input, total, watch=nn.GRU(3, 4))
+    unused = nn.Sequential(nn.Linear(3, 4))
+    unused.layer = layer
+    unused.forward = lambda x: x.sum()  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="expected the model to run layer, but it did not"):
+        gradient_norms(unused, input, lambda value: value)
+    with pytest.raises(ValueError, match="expected nonlinearity='tanh', got 'relu'"):
+        gradient_norms(nn.RNN(3, 4, nonlinearity="relu"), input, total)
+    model = nn.Sequential(nn.Linear(3, 4))
+    with pytest.raises(
+        ValueError, match=r"expected Linear to return its new hidden state \[B, H\], .* got \[6, 2, 4\]"
+    ):
+        gradient_norms(model, input, lambda value: value.sum(), watch=model[0])

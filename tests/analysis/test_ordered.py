@@ -1,0 +1,116 @@
+"""Appendix A: the full derivative is the sum over all paths, and each path is bounded by its edges."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mistrnn.analysis import count_paths, ordered_derivative
+from mistrnn.layers import MIST, RNN, RecurrentLayer
+from tests.layers.cases import every_layer, seeded, small
+
+
+def sequence(steps: int = 14) -> Tensor:
+    with seeded(2):
+        return torch.randn(steps, 3).double()
+
+
+@every_layer
+@pytest.mark.parametrize("tau", [1, 2, 5, 8])
+def test_sum_over_paths_equals_autograd(name: str, tau: int) -> None:
+    with seeded(1):
+        layer = small(name)
+    found = ordered_derivative(layer, sequence(), tau)
+    torch.testing.assert_close(found.total, found.full, rtol=1e-10, atol=1e-12)
+    assert found.full.norm() > 0
+    edges = {"mist": [1, 3, 4], "narx": [1, 3, 4]}.get(name, [1])
+    assert len(found.paths) == count_paths(edges, tau, 2 if name == "lstm" else 1)
+
+
+@every_layer
+def test_full_derivative_is_that_of_a_disturbed_state(name: str) -> None:
+    """By differences: the layer runs to t - tau, its newest h is moved a little, and it runs on."""
+    with seeded(1):
+        layer = small(name)
+    input, t, tau, small_step = sequence(), 12, 4, 1e-6
+
+    def ending(disturbance: Tensor) -> Tensor:
+        _, state = layer(input[: t - tau + 1])
+        parts = list(state) if isinstance(state, tuple) else [state]
+        parts[0] = parts[0].clone()
+        parts[0].reshape(-1, 6)[-1] += disturbance
+        return layer(input[t - tau + 1 : t + 1], tuple(parts) if len(parts) > 1 else parts[0])[0][-1]
+
+    moves = small_step * torch.eye(6, dtype=torch.float64)
+    with torch.no_grad():
+        columns = [(ending(move) - ending(-move)) / (2 * small_step) for move in moves]
+    found = ordered_derivative(layer, input, tau, t)
+    torch.testing.assert_close(found.full, torch.stack(columns, dim=1), rtol=1e-6, atol=1e-9)
+
+
+@every_layer
+def test_options_are_part_of_the_factors(name: str) -> None:
+    with seeded(1):
+        layer = small(name, zoneout=0.3, recurrent_dropout=0.2, layer_norm=True).eval()
+    found = ordered_derivative(layer, sequence(), 5)
+    torch.testing.assert_close(found.total, found.full, rtol=1e-10, atol=1e-12)
+
+
+@every_layer
+def test_each_path_is_bounded_by_its_edges(name: str) -> None:
+    with seeded(1):
+        found = ordered_derivative(small(name), sequence(), 7)
+    for path in found.paths:
+        assert path.norm <= path.bound * (1 + 1e-12)
+        assert path.bound <= found.bound(path) * (1 + 1e-12)
+        assert found.bound(path) == found.largest_factor**path.edges
+        assert path.times[0] == 6
+        assert path.times[-1] == 13
+        assert len(path.components) == len(path.times)
+
+
+def test_a_simple_rnn_has_one_path_with_the_factors_of_the_textbook() -> None:
+    with seeded(1):
+        layer = small("rnn")
+    input = sequence()
+    found = ordered_derivative(layer, input, 3)
+    h, weight = layer(input)[0], layer.weight_hh_l0
+    expected = torch.eye(6, dtype=torch.float64)
+    for s in (11, 12, 13):
+        expected = (1 - h[s] ** 2).unsqueeze(1) * weight @ expected
+    (path,) = found.paths
+    assert path.times == (10, 11, 12, 13)
+    torch.testing.assert_close(path.derivative, expected)
+
+
+def test_mist_has_a_path_of_one_edge_at_its_delays() -> None:
+    with seeded(1):
+        layer = small("mist", delays=[1, 2, 4, 8])
+    found = ordered_derivative(layer, sequence(), 8)
+    assert found.paths[0].times == (5, 13)
+    assert found.paths[0].edges == 1
+    assert [path.edges for path in found.paths] == sorted(path.edges for path in found.paths)
+
+
+def test_lstm_paths_run_through_h_and_c() -> None:
+    with seeded(1):
+        found = ordered_derivative(small("lstm"), sequence(), 3)
+    assert {path.components for path in found.paths} == {("h", a, b, "h") for a in ("h", "c") for b in ("h", "c")}
+
+
+def test_bad_input_is_named() -> None:
+    layer, input = RNN(3, 4).double(), sequence()
+    cases: list[tuple[RecurrentLayer, Any, dict[str, Any], str]] = [
+        (layer, input, {"tau": 0}, "expected tau to be a whole number >= 1, got 0"),
+        (layer, input, {"tau": 14}, "expected 14 <= t < 14, because t - tau and t are steps of it, got 13"),
+        (layer, input, {"tau": 3, "t": 14}, "expected 3 <= t < 14"),
+        (layer, input.unsqueeze(1), {"tau": 3}, r"expected one sequence \[T, 3\], got \[14, 1, 3\]"),
+        (RNN(3, 4, 2).double(), input, {"tau": 3}, "expected one layer in one direction, got RNN"),
+        (small("narx", delays=[2, 4]), input, {"tau": 3}, r"expected delays that add up to tau = 3, got \[2, 4\]"),
+        (MIST(3, 4).double(), input, {"tau": 12, "max_paths": 100}, "expected at most 100 paths, and there are"),
+        (RNN(3, 4, zoneout=0.1).double(), input, {"tau": 3}, "expected RNN in evaluation mode"),
+    ]
+    for wrong, given, options, message in cases:
+        with pytest.raises(ValueError, match=message):
+            ordered_derivative(wrong, given, **options)
