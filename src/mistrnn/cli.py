@@ -1,4 +1,4 @@
-"""The `mist` command: data, studies, single models, the demo."""
+"""The `mist` command: data, studies, single models, analysis, the paper's figures, the demo."""
 
 import contextlib
 import signal
@@ -9,19 +9,24 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from mistrnn import __version__
+from mistrnn import MIST, __version__
+from mistrnn.analysis import attention as mixture_of
+from mistrnn.analysis import log10_path_counts, reach, shortest_path, shortest_paths, suggest_delays
 from mistrnn.demo import BATCH, DELAY, SOLVED, STEPS, TRIALS, run_demo
 from mistrnn.errors import UsageError
 from mistrnn.layers import LAYERS
-from mistrnn.tasks import TASKS
+from mistrnn.paper import figure1, figure2
+from mistrnn.report import Norms, draw_attention, draw_figure1, draw_figure2, draw_gradients, save_rows
+from mistrnn.tasks import TASKS, make_task
 from mistrnn.tasks._mnist_files import MIRRORS, get
-from mistrnn.training import Interrupted, Progress, Study, run_study, study_task, summarise
+from mistrnn.training import Interrupted, Progress, Recorded, Study, run_study, study_task, summarise
 from mistrnn.training.study import OPTIMIZERS, PRECISIONS, SCHEDULES
 
 app = typer.Typer(
@@ -32,6 +37,10 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Get and check data sets.")
 app.add_typer(data_app, name="data")
+reproduce_app = typer.Typer(
+    no_args_is_help=True, help="Make the paper's figures; what is there already is not run again."
+)
+app.add_typer(reproduce_app, name="reproduce")
 
 console = Console()
 LINE_EVERY_SECONDS = 10.0
@@ -86,6 +95,9 @@ Truncate = Annotated[int | None, typer.Option("--truncate", help="Cut backpropag
 ValidateEvery = Annotated[
     int | None, typer.Option("--validate-every", help="Steps between validations (default: the task's).")
 ]
+GradientsEvery = Annotated[
+    int | None, typer.Option("--gradients-every", help="Measure gradient norms at the start and after every N steps.")
+]
 GroupSize = Annotated[
     int | None, typer.Option("--group-size", help="Trials at once (default: as many as memory holds).")
 ]
@@ -119,6 +131,7 @@ def sweep(
     precision: Precision = "high",
     truncate: Truncate = None,
     validate_every: ValidateEvery = None,
+    gradients_every: GradientsEvery = None,
     group_size: GroupSize = None,
     fresh: Fresh = False,
 ) -> None:
@@ -152,11 +165,162 @@ def train(
     precision: Precision = "high",
     truncate: Truncate = None,
     validate_every: ValidateEvery = None,
+    gradients_every: GradientsEvery = None,
     fresh: Fresh = False,
 ) -> None:
     """Train one model with one learning rate: a study of one trial."""
     given = {**locals(), "trials": 1, "group_size": None}
     _run_and_print(_study(given), given)
+
+
+@app.command()
+def gradients(
+    task: TaskName,
+    out: Out,
+    learning_rate: Annotated[float, typer.Option("--learning-rate", help="The learning rate.")] = 0.01,
+    layer: LayerName = "mist",
+    hidden: Hidden = 139,
+    steps: Annotated[int, typer.Option("--steps", help="Optimisation steps.")] = 100,
+    gradients_every: Annotated[int | None, typer.Option("--every", help="Steps between measurements.")] = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    data: Data = None,
+    delay: Delay = None,
+    length: Length = None,
+    last_pixels: LastPixels = None,
+    delays: Delays = None,
+    periods: Periods = None,
+    num_layers: NumLayers = 1,
+    layer_norm: LayerNorm = False,
+    batch_size: BatchSize = 100,
+    fresh: Fresh = False,
+) -> None:
+    """Show how much of the last step's gradient arrives tau steps before it, untrained and in training."""
+    every = gradients_every or steps
+    given = {**locals(), "trials": 1, "group_size": None, "gradients_every": every, "validate_every": steps}
+    study = _study(given)
+    with _watched(study.total_steps, out) as (show, stop):
+        run_study(
+            study, out, device=device, fresh=fresh, report=show.step, say=show.line, stop=stop,
+            task=study_task(study, data),
+        )  # fmt: skip
+    found = Recorded(out).gradients()
+    lines = []
+    for step, norms in zip(found["step"].tolist(), found["norms"], strict=True):
+        lines.append(Norms("untrained" if step == 0 else f"after {step} steps", f"step_{step}", norms.tolist()))
+        print(
+            f"{lines[-1].label}: at least 1% of the largest gradient norm arrives up to {reach(norms)} steps before the loss"
+        )
+    name = f"{LAYERS[layer].__name__}, {hidden} units, on {task}"
+    for path in draw_gradients(lines, out / "pictures", "gradients", title=name):
+        print(path)
+
+
+@app.command()
+def attention(
+    study: Annotated[Path, typer.Argument(help="The folder of a study with a MIST layer.")],
+    out: Annotated[Path, typer.Option("--out", help="Where the picture and its data go.")],
+    trial: Annotated[int | None, typer.Option("--trial", help="Which trial (default: the best by validation).")] = None,
+    data: Data = None,
+    examples: Annotated[int, typer.Option("--examples", help="Sequences of the test set to look at.")] = 100,
+) -> None:
+    """Show which past a trained MIST layer uses: its weights over delays, over time and over examples."""
+    recorded = Recorded(study)
+    settings = recorded.study()
+    if settings.layer != "mist":
+        raise UsageError(f"expected a study of a MIST layer, because others have no mixture, got {settings.layer}.")
+    if examples < 1:
+        raise UsageError(f"expected --examples >= 1, got {examples}.")
+    task = study_task(settings, data)
+    chosen = recorded.best_trial() if trial is None else trial
+    layer = recorded.model(chosen, task).eval().layer
+    assert isinstance(layer, MIST)
+    inputs, _ = task.batch("test", torch.arange(min(examples, task.sizes["test"])), settings.dtype)
+    mixture = mixture_of(layer, inputs)[-1]  # [T, B, D] of the last layer
+    for share, length in sorted(zip(mixture.mean((0, 1)).tolist(), layer.delays, strict=True), reverse=True):
+        print(f"delay {length:>5}: {share:6.1%}")
+    title = f"MIST, {settings.hidden} units, on {settings.task}: trial {chosen}, {inputs.size(1)} test sequences"
+    for path in draw_attention(mixture, layer.delays, out, title=title):
+        print(path)
+
+
+@app.command()
+def paths(
+    tau: Annotated[int, typer.Option("--tau", help="How many steps back.")],
+    delays: Annotated[str, typer.Option("--delays", help="A list such as 1,2,4, or n for 1, 2, 4, … 2^(n-1).")] = "8",
+    suggest: Annotated[
+        int | None, typer.Option("--suggest", help="Suggest so many delays that keep paths to tau short, instead.")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", help="Write the numbers for every tau up to this one.")] = None,
+) -> None:
+    """Show the shortest path over tau steps, and how many paths there are, for a set of delays."""
+    try:
+        if suggest is not None:
+            own = suggest_delays(tau, suggest)
+        else:
+            chosen = _numbers("delays", delays)
+            own = tuple(chosen) if isinstance(chosen, list) else tuple(2**k for k in range(chosen))
+        found, counts = shortest_paths(own, tau), log10_path_counts(own, tau)
+        path = shortest_path(own, tau)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    places = [f"t-{-time}" if time else "t" for time in path]
+    print(f"delays: {', '.join(map(str, own))}")
+    print(f"shortest path over {tau} steps: {len(path) - 1} edges: {' -> '.join(_shortened(places))}")
+    print(f"all paths over {tau} steps: {_count(float(counts[tau]))}")
+    worst = int(found.lengths.argmax())
+    unreachable = int((found.lengths < 0).sum())
+    note = f"; {unreachable} of these steps cannot be reached" if unreachable else ""
+    print(f"longest of the shortest paths up to {tau} steps: {found.lengths[worst]} edges, at {worst} steps{note}")
+    print(f"with the one delay 1, as in a simple RNN or an LSTM: {tau} edges")
+    if csv is not None:
+        rows = [
+            {
+                "tau": k,
+                "edges": int(found.lengths[k]),
+                "log10_paths": f"{counts[k]:.6g}",
+                "last_delay": int(found.last_edge[k]),
+            }
+            for k in range(1, tau + 1)
+        ]
+        save_rows(csv, rows)
+        print(csv)
+
+
+@reproduce_app.command("figure1")
+def figure1_command(
+    out: Annotated[Path, typer.Option("--out", help="Where the figure goes.")] = Path("figure1"),
+    tau: Annotated[int, typer.Option("--tau", help="How many steps the shortest paths lead over.")] = figure1.TAU,
+) -> None:
+    """Draw direct connections and shortest paths in four architectures."""
+    if tau < 1:
+        raise UsageError(f"expected --tau >= 1, got {tau}.")
+    for architecture in figure1.ARCHITECTURES:
+        print(f"{architecture.name}: {len(architecture.path(tau)) - 1} edges over {tau} steps")
+    for path in draw_figure1(out, tau):
+        print(path)
+
+
+@reproduce_app.command("figure2")
+def figure2_command(
+    data: Annotated[Path, typer.Option("--data", help="Folder with the files of MNIST.")],
+    out: Annotated[Path, typer.Option("--out", help="Where the studies and the figure go.")] = Path("figure2"),
+    steps: Annotated[int, typer.Option("--steps", help="Optimisation steps before the measurement.")] = figure2.STEPS,
+    trials: Annotated[int, typer.Option("--trials", help="Models of each layer to average over.")] = figure2.TRIALS,
+    seed: Seed = 0,
+    device: Device = "auto",
+) -> None:
+    """Measure gradient norms against tau early in training on permuted MNIST: RNN, LSTM, Clockwork, MIST."""
+    task = make_task("pmnist", seed=seed, data=data)
+    with _watched(steps, out) as (show, stop):
+        curves = figure2.run(
+            out, task, steps=steps, trials=trials, seed=seed, device=device, say=show.line, report=show.step, stop=stop
+        )
+    print(figure2.sentence(curves, steps))
+    if task.data_note:
+        print(task.data_note)
+    for path in draw_figure2(curves, out, steps):
+        print(path)
 
 
 @app.command()
@@ -231,18 +395,34 @@ def _study(given: dict[str, Any]) -> Study:
 def _layer_options(given: dict[str, Any]) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     for name in ("delays", "periods"):
-        if (text := given[name]) is None:
-            continue
-        try:
-            values = [int(part) for part in text.split(",")]
-        except ValueError:
-            raise UsageError(f"expected --{name} to be a number or a list such as 1,2,4, got {text!r}.") from None
-        chosen[name] = values if "," in text else values[0]
+        if (text := given[name]) is not None:
+            chosen[name] = _numbers(name, text)
     if given["num_layers"] != 1:
         chosen["num_layers"] = given["num_layers"]
     if given["layer_norm"]:
         chosen["layer_norm"] = True
     return chosen
+
+
+def _numbers(name: str, text: str) -> int | list[int]:
+    """Return the number or the list of numbers that a flag holds."""
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"expected --{name} to be a number or a list such as 1,2,4, got {text!r}.") from None
+    return values if "," in text else values[0]
+
+
+def _shortened(places: list[str], most: int = 12) -> list[str]:
+    return places if len(places) <= most else [*places[: most // 2], "…", *places[-most // 2 :]]
+
+
+def _count(log10: float) -> str:
+    """Return a number of paths in words that stay short."""
+    if log10 < 15:
+        return f"{round(10**log10):,}"
+    power = int(log10)
+    return f"about {10 ** (log10 - power):.1f}e{power}"
 
 
 def _run_and_print(study: Study, given: dict[str, Any]) -> None:

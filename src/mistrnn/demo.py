@@ -8,8 +8,7 @@ from mistrnn.errors import UsageError
 from mistrnn.layers import LAYERS, match_parameters
 from mistrnn.report import Curves, draw_curves
 from mistrnn.tasks import make_task
-from mistrnn.training import Progress, Study, run_study, summarise
-from mistrnn.training.store import Store
+from mistrnn.training import Progress, Recorded, Study, run_study, summarise
 
 DELAY, TRIALS, STEPS, BATCH, LSTM_UNITS = 30, 6, 500, 50, 32
 SOLVED = 0.001
@@ -41,8 +40,7 @@ def run_demo(
         name = LAYERS[layer].__name__
         say(f"{name}, {hidden} units: {TRIALS} trials with random learning rates, {STEPS} steps")
         trials = run_study(study, folder / layer, device="cpu", task=task, say=say, report=report, stop=stop)
-        with Store(folder / layer, study) as store:
-            curves = store.curves()
+        curves = Recorded(folder / layer).curves()
         summary = summarise(trials)
         if not summary.top:
             raise UsageError(f"no trial of {name} came to a validation; see {folder / layer / 'trials.jsonl'}")

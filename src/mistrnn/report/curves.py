@@ -4,22 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")  # files only: no window system is needed
-
-import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-# Okabe and Ito's palette, told apart by line style as well.
-STYLES = (
-    ("#0072B2", "-"),
-    ("#D55E00", "--"),
-    ("#009E73", "-."),
-    ("#CC79A7", ":"),
-    ("#000000", (0, (5, 1))),
-    ("#E69F00", (0, (1, 1))),
-)
+from mistrnn.report._files import STYLES
 
 
 @dataclass(frozen=True)
@@ -35,7 +23,8 @@ class Curves:
 
 def draw_curves(studies: Sequence[Curves], path: Path, *, title: str, trivial_error: float) -> None:
     """Draw every trial as a thin line and each study's best as a thick one, and save the picture."""
-    figure, axes = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
+    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
+    axes = figure.subplots()
     axes.axhline(trivial_error, color="0.5", linewidth=1)
     axes.annotate(
         "trivial predictor", (1.0, trivial_error), xycoords=("axes fraction", "data"), ha="right", va="bottom",
@@ -55,4 +44,3 @@ def draw_curves(studies: Sequence[Curves], path: Path, *, title: str, trivial_er
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, title="best of the trials (thick)", alignment="left")
     figure.savefig(path, dpi=150)
-    plt.close(figure)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad, grad_and_value, vmap
 
 from mistrnn.tasks import Split, Task
 from mistrnn.training.capture import Captured
@@ -36,6 +36,8 @@ class Record:
     diverged_step: int | None = None
     curve: list[tuple[int, float, float]] = field(default_factory=list)
     """(step, mean training loss per sequence since the point before, validation error)"""
+    gradients: list[tuple[int, Tensor]] = field(default_factory=list)
+    """(step, the norms of the gradients tau steps before the last loss, [T] by tau)"""
 
 
 class Group:
@@ -70,6 +72,8 @@ class Group:
     def advance(self) -> bool:
         """Take one optimisation step with every running trial; return whether it ended in a validation."""
         study = self.study
+        if self.step == 0 and study.gradients_every:
+            self._measure_gradients()
         inputs, targets = self.task.batch("train", self._next_index(), study.dtype)  # [E, T, B, I], [E, (T,) B]
         clipped, norms, losses = self._clipped_gradients(inputs, targets)
         self.step += 1
@@ -80,6 +84,8 @@ class Group:
         self._diverged_at = torch.where(broken & (self._diverged_at == 0), self.step, self._diverged_at)
         self._loss_sum += losses.double() / study.batch_size
         self._loss_steps += 1
+        if study.gradients_every and self.step % study.gradients_every == 0:
+            self._measure_gradients()
         if self.step % study.validation_interval and self.step < study.total_steps:
             return False
         self._validate()
@@ -154,6 +160,31 @@ class Group:
                         _, state = vmap(loss, in_dims=dims)(self.parameters, state, part, wanted)
         return gradients, losses
 
+    def _measure_gradients(self) -> None:
+        """Note how much of the gradient of the last step's loss arrives at earlier states, on one validation batch."""
+        index = torch.arange(min(self.study.batch_size, self.task.sizes["val"]), device=self.device)
+        inputs, targets = self.task.batch("val", index, self.study.dtype)
+        layer = self.model.layer
+        probe = inputs.new_zeros(()).expand(*inputs.shape[:2], layer.hidden_size)
+        top = (layer.num_layers - 1) * layer.directions
+
+        def loss(probe: Tensor, parameters: Tensors) -> Tensor:
+            others = (probe.detach(),) * (len(layer.state_components) - 1)
+            with layer.probed(lambda k, steps, batch: (probe, *others) if k == top else ()):
+                scores, _ = functional_call(self.model, parameters, (inputs,))
+            return (
+                self.task.loss(scores[-1:], targets[-1:]) if self.task.every_step else self.task.loss(scores, targets)
+            )
+
+        def norms(parameters: Tensors) -> Tensor:  # [T], by tau
+            found: Tensor = grad(loss)(probe, parameters).norm(dim=-1)  # [T, B]
+            return found.mean(-1).flip(0)
+
+        with self._arithmetic():
+            found = vmap(norms)(self.parameters).double().cpu()
+        for k, values in zip(self.running, found, strict=True):
+            self.records[k].gradients.append((self.step, values))
+
     def _next_index(self) -> Tensor:  # [E, B]
         """Return the next minibatch of each running trial; an epoch's incomplete last one is left out."""
         size, batch = self.task.sizes["train"], self.study.batch_size
@@ -224,12 +255,16 @@ class Group:
         tensors |= {"loss_sum": self._loss_sum, "diverged_at": self._diverged_at}
         points = [(k, *point) for k, record in enumerate(self.records) for point in record.curve]
         tensors["curves"] = torch.tensor(points, dtype=torch.float64).reshape(-1, 4)  # record, step, loss, error
+        measured = [(k, *point) for k, record in enumerate(self.records) for point in record.gradients]
+        tensors["gradients_at"] = torch.tensor([(k, step) for k, step, _ in measured]).reshape(-1, 2)  # record, step
+        tensors["gradients"] = torch.stack([norms for *_, norms in measured]) if measured else torch.zeros(0)
         rest = {
             "step": self.step,
             "loss_steps": self._loss_steps,
             "running": self.running,
             "records": [
-                {name: value for name, value in vars(record).items() if name != "curve"} for record in self.records
+                {name: value for name, value in vars(record).items() if name not in ("curve", "gradients")}
+                for record in self.records
             ],
         }
         return {name: value.contiguous().cpu() for name, value in tensors.items()}, rest
@@ -247,4 +282,7 @@ class Group:
         self.records = [Record(**values) for values in rest["records"]]
         for k, step, loss, error in tensors["curves"].tolist():
             self.records[int(k)].curve.append((int(step), loss, error))
+        if "gradients" in tensors:  # checkpoints of earlier versions have none
+            for (k, step), norms in zip(tensors["gradients_at"].tolist(), tensors["gradients"].cpu(), strict=True):
+                self.records[int(k)].gradients.append((int(step), norms))
         self._rates, self._order, self._captured = self._learning_rates(), None, None

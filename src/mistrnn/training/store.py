@@ -4,6 +4,7 @@ study.json                     settings, data and versions
 groups.json                    how many trials train at once
 trials.jsonl                   one line per finished trial
 curves.safetensors             learning curves, as columns: trial, step, train_loss, val_error
+gradients.safetensors          gradient norms, if they were asked for: trial, step, norms [.., tau]
 models/trial-000.safetensors   each trial's parameters at its best validation
 checkpoint-000.safetensors     a group that is running or has crashed, by its first trial, to resume from
 """
@@ -16,29 +17,30 @@ import os
 import platform
 import re
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
 from mistrnn import __version__
 from mistrnn.errors import UsageError
+from mistrnn.training.recorded import FORMAT, Recorded
 from mistrnn.training.study import Study
 
-FORMAT = 1
 COLUMNS = ("trial", "step", "train_loss", "val_error")
-OWN_FILES = re.compile(r"study\.json|trials\.jsonl|curves\.safetensors|groups\.json|checkpoint-\d+\.safetensors")
+OWN_FILES = re.compile(r"(study|groups)\.json|trials\.jsonl|(curves|gradients|checkpoint-\d+)\.safetensors")
 OWN_MODELS = re.compile(r"trial-\d+\.safetensors")
 
 
-class Store:
+class Store(Recorded):
     """The folder of one study, held by one process at a time; use it as a context manager."""
 
     def __init__(self, folder: Path, study: Study, data_identity: str | None = None, *, fresh: bool = False) -> None:
-        self.folder = folder
+        super().__init__(folder)
         try:
             self._refuse_foreign_folder()
             (folder / "models").mkdir(parents=True, exist_ok=True)
@@ -110,9 +112,7 @@ class Store:
             settings = {"format": FORMAT, "settings": study.as_dict(), "data": data_identity, "about": about}
             self._write("study.json", (json.dumps(settings, indent=2) + "\n").encode())
             return
-        stored = self._read_json(path)
-        if stored.get("format") != FORMAT or not isinstance(stored.get("settings"), dict):
-            raise UsageError(f"{path}: expected a study of format {FORMAT}, got {stored.get('format')!r}.")
+        stored = self.settings()
         differences = study.differences(stored["settings"])
         if stored.get("data") != data_identity:
             differences.append(f"data: {stored.get('data')!r} there, {data_identity!r} here")
@@ -137,36 +137,12 @@ class Store:
         """Decide how many trials train at once."""
         self._write("groups.json", json.dumps({"group_size": size}).encode())
 
-    def trials(self) -> list[dict[str, Any]]:
-        """Return the finished trials."""
-        path = self.folder / "trials.jsonl"
-        if not path.exists():
-            return []
-        try:
-            rows = [json.loads(line) for line in path.read_text().splitlines()]
-        except ValueError as error:
-            raise UsageError(f"{path}: not a list of trials ({error}).") from error
-        for number, row in enumerate(rows, start=1):
-            if not isinstance(row, dict) or not {"trial", "status"} <= row.keys():
-                raise UsageError(f"{path}, line {number}: expected a trial with its status.")
-        return rows
-
-    def curves(self) -> dict[str, Tensor]:
-        """Return the learning curves of the finished trials as columns."""
-        path = self.folder / "curves.safetensors"
-        if not path.exists():
-            empty = torch.zeros(0, dtype=torch.int64)
-            return {"trial": empty, "step": empty, "train_loss": empty.double(), "val_error": empty.double()}
-        try:
-            return load_file(path)
-        except safetensors.SafetensorError as error:
-            raise UsageError(f"{path}: not readable ({error}).") from error
-
     def finish(
         self,
         rows: list[dict[str, Any]],
         curves: dict[int, list[tuple[int, float, float]]],
         models: dict[int, dict[str, Tensor]],
+        gradients: Mapping[int, Sequence[tuple[int, Tensor]]] | None = None,
     ) -> None:
         """Add finished trials. trials.jsonl comes last: a trial that stands there is complete."""
         for trial, parameters in models.items():
@@ -184,9 +160,30 @@ class Store:
             "val_error": torch.tensor([points[key][1] for key in ordered], dtype=torch.float64),
         }
         self._write("curves.safetensors", save(columns))
+        if any((gradients or {}).values()):
+            self._write("gradients.safetensors", save(self._with_gradients(gradients or {})))
         merged = {row["trial"]: row for row in self.trials()} | {row["trial"]: row for row in rows}
         lines = [json.dumps(merged[trial]) + "\n" for trial in sorted(merged)]
         self._write("trials.jsonl", "".join(lines).encode())
+
+    def _with_gradients(self, gradients: Mapping[int, Sequence[tuple[int, Tensor]]]) -> dict[str, Tensor]:
+        """Return the gradient norms that are there and new ones as columns."""
+        before = self.gradients()
+        rows = {
+            (trial, step): norms
+            for trial, step, norms in zip(
+                *(before[name].tolist() if name in before else [] for name in ("trial", "step")),
+                before.get("norms", []),
+                strict=True,
+            )
+        }
+        rows |= {(trial, step): norms for trial, points in gradients.items() for step, norms in points}
+        ordered = sorted(rows)
+        return {
+            "trial": torch.tensor([trial for trial, _ in ordered]),
+            "step": torch.tensor([step for _, step in ordered]),
+            "norms": torch.stack([rows[key] for key in ordered]),
+        }
 
     def save_checkpoint(self, first: int, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
         """Replace the checkpoint of the group that begins with this trial."""
@@ -207,15 +204,6 @@ class Store:
                 return {name: file.get_tensor(name) for name in file.keys()}, rest  # noqa: SIM118 (no iterator)
         except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
             raise UsageError(f"{path}: not a checkpoint ({error}); remove it to start its trials again.") from error
-
-    def _read_json(self, path: Path) -> dict[str, Any]:
-        try:
-            content = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{path}: not readable as JSON ({error}).") from error
-        if not isinstance(content, dict):
-            raise UsageError(f"{path}: expected a JSON object, got {type(content).__name__}.")
-        return content
 
     def _write(self, name: str, content: bytes) -> None:
         """Write beside the old file, make sure that it is on the disk, then take its place in one move."""

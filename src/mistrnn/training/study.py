@@ -55,6 +55,8 @@ class Study:
     """Cut backpropagation through time after so many steps; the state is handed on."""
     validate_every: int | None = None
     """Optimisation steps between validations; the task's own number if left out."""
+    gradients_every: int | None = None
+    """Optimisation steps between measurements of gradient norms (before the first step, too); none if left out."""
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work, before anything is written."""
@@ -67,8 +69,9 @@ class Study:
             object.__setattr__(self, "validate_every", kind.validation_interval)
         for name in ("hidden", "trials", "steps", "batch_size", "validate_every"):
             self._at_least_one(name)
-        if self.truncate is not None:
-            self._at_least_one("truncate")
+        for name in ("truncate", "gradients_every"):
+            if getattr(self, name) is not None:
+                self._at_least_one(name)
         if not 0 <= self.seed < 2**31:
             raise UsageError(f"expected seed between 0 and 2^31 - 1, got {self.seed}.")
         for name, known in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES), ("precision", tuple(PRECISIONS))):

@@ -216,7 +216,8 @@ def run_group(
         for k, record in enumerate(group.records)
         if record.best_step is not None
     }
-    store.finish(rows, {record.trial: record.curve for record in group.records}, models)
+    curves = {record.trial: record.curve for record in group.records}
+    store.finish(rows, curves, models, {record.trial: record.gradients for record in group.records})
     store.drop_checkpoint(trials[0])
 
 

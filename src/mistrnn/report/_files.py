@@ -1,0 +1,55 @@
+"""A figure on the disk: as SVG and PNG, with its data beside it as CSV."""
+
+import csv
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from mistrnn.errors import UsageError
+
+SVG: Any = {"svg.hashsalt": "mistrnn", "svg.fonttype": "none"}
+"""The same figure is the same file, and its text stays text."""
+
+# Okabe and Ito's palette, told apart by line style as well.
+STYLES = (
+    ("#0072B2", "-"),
+    ("#D55E00", "--"),
+    ("#009E73", "-."),
+    ("#CC79A7", ":"),
+    ("#000000", (0, (5, 1))),
+    ("#E69F00", (0, (1, 1))),
+)
+
+
+def save_figure(figure: Figure, folder: Path, name: str, rows: Sequence[Mapping[str, object]]) -> list[Path]:
+    """Write name.svg, name.png and name.csv into a folder and return the paths.
+
+    Figures are made without pyplot, which would keep them, need a window system, or change a notebook's settings.
+    """
+    svg, png, table = (folder / f"{name}.{kind}" for kind in ("svg", "png", "csv"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with matplotlib.rc_context(SVG):
+            figure.savefig(svg, metadata={"Date": None})
+        figure.savefig(png, dpi=150)
+    except OSError as error:
+        raise UsageError(f"cannot write to the folder {folder}: {error.strerror}.") from error
+    save_rows(table, rows)
+    return [svg, png, table]
+
+
+def save_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write rows as CSV, the whole file or nothing."""
+    temporary = path.with_name(path.name + ".part")
+    try:
+        with open(temporary, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}.") from error
