@@ -169,6 +169,93 @@ def test_tasks_layers_and_version_are_listed(mist: Mist) -> None:
     assert mist("--version")[1] == f"mistrnn {__version__}\n"
 
 
+def test_paths_are_shown_and_written(mist: Mist, tmp_path: Path) -> None:
+    status, out, _ = mist("paths", "--delays", "1,2,4,8,16", "--tau", 100, "--csv", tmp_path / "paths.csv")
+    assert status == 0
+    assert "shortest path over 100 steps: 7 edges: t-100 -> t-96 -> t-80" in out
+    assert "longest of the shortest paths up to 100 steps: 9 edges, at 95 steps" in out
+    rows = (tmp_path / "paths.csv").read_text().splitlines()
+    assert rows[0] == "tau,edges,log10_paths,last_delay"
+    assert rows[13] == "13,3,2.98046,8"
+    assert len(rows) == 101
+    assert "all paths over 9 steps: 96\n" in mist("paths", "--delays", "3", "--tau", 9)[1]
+    assert "delays: 1, 5, 8" in mist("paths", "--suggest", 3, "--tau", 24)[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            ["paths", "--delays", "2,4", "--tau", "7"],
+            "expected delays that add up to tau = 7, got [2, 4], which do not.",
+        ),
+        (["paths", "--tau", "0"], "expected tau to be a whole number >= 1, got 0."),
+        (["paths", "--tau", "5", "--delays", "0,1"], "expected delays to be whole numbers >= 1"),
+        (
+            ["paths", "--tau", "5", "--delays", "a"],
+            "expected --delays to be a number or a list such as 1,2,4, got 'a'.",
+        ),
+        (["paths", "--tau", "5", "--suggest", "0"], "suggest_delays: expected count to be a whole number >= 1, got 0."),
+        (["paths", "--tau", "5", "--csv", "no/such/folder.csv"], "cannot write no/such/folder.csv"),
+        (["reproduce", "figure1", "--tau", "0"], "expected --tau >= 1, got 0."),
+        (["reproduce", "figure2", "--data", "nowhere"], "missing. Get it with: mist data mnist --dir nowhere"),
+        (["attention", "nowhere", "--out", "x"], "nowhere: expected the folder of a study, and there is no study.json"),
+        (
+            ["gradients", "copy", "--every", "0", "--steps", "0", "--out", "x"],
+            "expected steps to be a whole number >= 1",
+        ),
+    ],
+)
+def test_bad_input_to_the_analysis_is_one_message(
+    mist: Mist, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], expected: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, out, err = mist(*arguments)
+    assert status == 2
+    assert expected in err
+    assert "Traceback" not in out + err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_gradients_are_measured_and_drawn(mist: Mist, tmp_path: Path) -> None:
+    options = ["--delay", 10, "--layer", "lstm", "--hidden", 6, "--batch-size", 5, "--steps", 4, "--every", 2]
+    status, out, _ = mist("gradients", "copy", *options, "--out", tmp_path)
+    assert status == 0
+    for label in ("untrained", "after 2 steps", "after 4 steps"):
+        assert re.search(
+            rf"^{label}: at least 1% of the largest gradient norm arrives up to \d+ steps before", out, re.M
+        )
+    header, *rows = (tmp_path / "pictures" / "gradients.csv").read_text().splitlines()
+    assert header == "tau,step_0,step_2,step_4"
+    assert len(rows) == 12
+
+
+def test_attention_of_a_study_is_drawn(mist: Mist, tmp_path: Path) -> None:
+    study = tmp_path / "study"
+    assert mist("sweep", "copy", *SMALL, "--trials", 2, "--gradients-every", 3, "--out", study)[0] == 0
+    assert (study / "gradients.safetensors").exists()
+    status, out, _ = mist("attention", study, "--out", tmp_path / "pictures", "--examples", 7)
+    assert status == 0
+    shares = [float(share) for share in re.findall(r"^delay +\d+: +([\d.]+)%$", out, re.M)]
+    assert len(shares) == 3
+    assert sum(shares) == pytest.approx(100, abs=0.3)
+    assert (tmp_path / "pictures" / "attention.png").exists()
+    status, _, err = mist("attention", study, "--out", tmp_path / "pictures", "--trial", 5)
+    assert status == 2
+    assert "there is no model of trial 5" in err
+    simple = [*SMALL[:4], *SMALL[6:], "--layer", "rnn", "--learning-rate", 0.1]
+    assert mist("train", "copy", *simple, "--out", tmp_path / "rnn")[0] == 0
+    status, _, err = mist("attention", tmp_path / "rnn", "--out", tmp_path / "pictures")
+    assert (status, err) == (2, "mist: expected a study of a MIST layer, because others have no mixture, got rnn.\n")
+
+
+def test_figure1_is_made(mist: Mist, tmp_path: Path) -> None:
+    status, out, _ = mist("reproduce", "figure1", "--out", tmp_path)
+    assert status == 0
+    assert "NARX RNN with 5 exponential delays (MIST): 3 edges over 21 steps" in out
+    assert {path.name for path in tmp_path.iterdir()} == {"figure1.svg", "figure1.png", "figure1.csv"}
+
+
 def test_data_mnist_names_a_wrong_file(mist: Mist, tmp_path: Path) -> None:
     status, _, err = mist("data", "mnist", "--dir", write_mnist(tmp_path))
     assert status == 2

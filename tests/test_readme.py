@@ -27,6 +27,23 @@ def test_readme_numbers_are_right() -> None:
     assert match_parameters("mist", 41_810, input_size=1, output_size=10) == 139
 
 
+def test_examples_of_the_analysis_run_and_say_what_comes_out() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "analysis.md").read_text()
+    names: dict[str, Any] = {"torch": torch}
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    assert len(blocks) == 5
+    for block in blocks:
+        exec(compile(block, "analysis.md", "exec"), names)
+    assert names["shortest"].edges == 1
+    assert names["shortest_path"]([1, 2, 4, 8, 16], 21) == [-21, -20, -16, 0]
+    assert round(float(names["log10_path_counts"]([1, 2, 4, 8, 16], 100)[100]), 1) == 24.5
+    lengths = names["shortest_path_lengths"]
+    for horizon, count, ours, powers in ((100, 5, 5, 9), (784, 8, 6, 12)):
+        assert lengths(names["suggest_delays"](horizon, count), horizon).max() == ours
+        assert lengths([2**k for k in range(count)], horizon).max() == powers
+    assert names["mixture"].shape == (1, 20, 4, 4)
+
+
 def test_layer_of_the_guide_keeps_the_laws() -> None:
     guide = (Path(__file__).parents[1] / "docs" / "adding-a-layer.md").read_text()
     names: dict[str, Any] = {}

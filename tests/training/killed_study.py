@@ -25,8 +25,8 @@ STUDY = Study(
 )
 
 if os.environ.get("MISTRNN_TEST_STUDY") == "hard":
-    # Longer, with Adam, truncation and a trial that is lost on the way.
-    STUDY = Study(**{**STUDY.as_dict(), "steps": 60, "optimizer": "adam", "truncate": 5})
+    # Longer, with Adam, truncation, gradient norms and a trial that is lost on the way.
+    STUDY = Study(**{**STUDY.as_dict(), "steps": 60, "optimizer": "adam", "truncate": 5, "gradients_every": 7})
     drawn = Study.learning_rate_of
     Study.learning_rate_of = lambda self, trial: 1e38 if trial == 1 else drawn(self, trial)
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mistrnn.analysis import gradient_norms
 from mistrnn.layers import LAYERS
 from mistrnn.tasks import Task, make_task
 from mistrnn.training import Study
@@ -241,3 +242,40 @@ def test_recording_is_renewed_when_a_trial_is_taken_out(monkeypatch: pytest.Monk
     assert [group.records[k].trial for k in group.running] == [7, 9]
     for trial in (7, 9):
         close(of_trial(group, trial), of_trial(trained(chosen, task, [trial], device), trial))
+
+
+@pytest.mark.parametrize("layer", list(LAYERS))
+def test_gradient_norms_of_each_trial_are_those_of_its_model_alone(layer: str, task: Task) -> None:
+    settings = study(layer=layer, gradients_every=STEPS)
+    group = trained(settings, task, [3, 0, 7])
+    inputs, targets = task.batch("val", torch.arange(10), torch.float64)
+    for record in group.records:
+        assert [step for step, _ in record.gradients] == [0, STEPS]
+        model = settings.model(task)
+        for parameters, (_, norms) in zip(
+            (settings.initial_parameters(record.trial, task), of_trial(group, record.trial)),
+            record.gradients,
+            strict=True,
+        ):
+            model.load_state_dict(parameters)
+            # The sum over sequences of the loss at the last step.
+            expected = gradient_norms(
+                model,
+                inputs,
+                lambda result: torch.nn.functional.cross_entropy(result[0][-1], targets[-1], reduction="sum"),
+            )
+            torch.testing.assert_close(norms, expected.h, rtol=1e-9, atol=1e-13)
+
+
+def test_measuring_gradients_changes_no_training(task: Task) -> None:
+    measured, not_measured = (of_trial(trained(study(gradients_every=every), task, [0, 1]), 1) for every in (3, None))
+    for name, value in measured.items():
+        assert torch.equal(value, not_measured[name])
+
+
+def test_gradient_norms_go_on_after_a_trial_is_lost(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Study, "learning_rate_of", lambda self, trial: float("inf") if trial == 0 else 0.01)
+    group = trained(study(gradients_every=5, validate_every=5), task, [0, 1])
+    assert len(group.records[0].gradients) < 5
+    assert [step for step, _ in group.records[1].gradients] == [0, 5, 10, 15, 20]
+    assert all(norms.isfinite().all() for _, norms in group.records[1].gradients)

@@ -36,7 +36,7 @@ def outcome(folder: Path) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
     for row in rows:
         row.pop("seconds")
     files = {path.name: path.read_bytes() for path in (folder / "models").iterdir()}
-    files["curves"] = (folder / "curves.safetensors").read_bytes()
+    files |= {path.name: path.read_bytes() for path in folder.glob("[cg]*s.safetensors")}  # curves and gradients
     return rows, files
 
 
@@ -248,6 +248,7 @@ def test_study_killed_from_outside_ends_the_same_bit_for_bit(tmp_path: Path) -> 
     assert kills
     subprocess.run([*command, str(disturbed), "NEVER", "0"], check=True, **where)
     assert outcome(disturbed) == outcome(undisturbed)
+    assert {"curves.safetensors", "gradients.safetensors"} <= outcome(disturbed)[1].keys()
     assert "diverged" in [row["status"] for row in outcome(disturbed)[0]]
 
 

@@ -1,0 +1,72 @@
+"""The paper's figures, shortened: their data, what they say, and that they resume."""
+
+from pathlib import Path
+
+import pytest
+
+from mistrnn.paper import figure1, figure2
+from mistrnn.report import draw_figure2
+from mistrnn.tasks import make_task
+from mistrnn.training import Study
+from tests.tasks.idx_files import write_mnist
+
+
+def test_figure1_holds_every_connection_and_a_shortest_path() -> None:
+    rows = figure1.rows(tau=21)
+    edges = {a.name: [row for row in rows if row["architecture"] == a.name] for a in figure1.ARCHITECTURES}
+    count = {
+        name: sum(row["what"] == "shortest path" and row["through"] == "hidden state" for row in own)
+        for name, own in edges.items()
+    }
+    assert list(count.values()) == [21, 21, 11, 3]
+    assert sorted(-row["from"] for row in edges[figure1.ARCHITECTURES[3].name] if row["what"] == "connection") == [
+        1, 2, 4, 8, 16,
+    ]  # fmt: skip
+    assert {row["through"] for row in edges["LSTM"]} == {"hidden state", "cell"}
+
+
+def test_figure2_is_the_papers_setup() -> None:
+    studies = [figure2.study(row) for row in figure2.ROWS]
+    assert [(s.layer, s.hidden) for s in studies] == [("rnn", 198), ("lstm", 100), ("clockwork", 256), ("mist", 139)]
+    assert all(
+        isinstance(s, Study) and s.task == "pmnist" and s.batch_size == 100 and s.optimizer == "sgd" for s in studies
+    )
+    assert [round(s.learning_rate or 0, 4) for s in studies] == [0.0054, 0.0776, 0.0123, 0.0447]
+    assert len({s.steps for s in studies}) == 1
+
+
+def test_figure2_shortened_measures_draws_and_resumes(tmp_path: Path) -> None:
+    task = make_task("pmnist", {"last_pixels": 25}, data=write_mnist(tmp_path / "data", train=120))
+    rows = [figure2.Row("rnn", 4, -2.27), figure2.Row("mist", 5, -1.35)]
+    steps: list[int] = []
+    settings = {"steps": 2, "trials": 2, "rows": rows, "device": "cpu"}
+
+    def run() -> list[figure2.Curve]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(figure2, "study", small_study)
+            return figure2.run(tmp_path / "out", task, report=lambda p: steps.append(p.step), **settings)  # type: ignore[arg-type]
+
+    curves = run()
+    assert [curve.norms.shape for curve in curves] == [(2, 25), (2, 25)]
+    assert all(0 <= curve.reach < 25 for curve in curves)
+    sentence = figure2.sentence(curves, 2)
+    assert sentence.startswith("After 2 steps of training, at least 1% of the largest gradient norm still arrives ")
+    assert f"{curves[0].reach} steps in RNN with 4 units and {curves[1].reach} steps in MIST with 5 units" in sentence
+    files = draw_figure2(curves, tmp_path / "out", 2)
+    assert [path.name for path in files] == ["figure2.svg", "figure2.png", "figure2.csv"]
+    header, *lines = files[2].read_text().splitlines()
+    assert header == "tau,rnn_4,mist_5"
+    assert len(lines) == 25
+    assert float(lines[3].split(",")[2]) == curves[1].mean[3].item()
+    steps.clear()
+    again = run()
+    assert steps == []
+    assert [c.norms.tolist() for c in again] == [c.norms.tolist() for c in curves]
+
+
+real_study = figure2.study
+
+
+def small_study(row: figure2.Row, **settings: int) -> Study:
+    made = real_study(row, **settings)
+    return Study(**{**made.as_dict(), "batch_size": 10, "task_settings": {"last_pixels": 25}})

@@ -1,0 +1,60 @@
+"""Pictures: all three files, the same bytes for the same data, and a clear word when there is nothing to draw."""
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+import torch
+
+from mistrnn.errors import UsageError
+from mistrnn.report import Norms, draw_attention, draw_figure1, draw_gradients
+
+PNG = b"\x89PNG"
+
+
+def test_figure1_is_drawn_the_same_each_time(tmp_path: Path) -> None:
+    first, second = (draw_figure1(tmp_path / name) for name in ("a", "b"))
+    assert [path.name for path in first] == ["figure1.svg", "figure1.png", "figure1.csv"]
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+    words = "".join(ET.parse(first[0]).getroot().itertext())
+    for expected in (
+        "Simple RNN: 21 edges",
+        "Simple NARX RNN, 2 delays: 11 edges",
+        "exponential delays (MIST): 3 edges",
+    ):
+        assert expected in words
+    assert first[1].read_bytes().startswith(PNG)
+    assert first[2].read_text().splitlines()[0] == "architecture,what,through,from,to"
+
+
+def test_gradients_name_how_far_each_line_reaches(tmp_path: Path) -> None:
+    lines = [Norms("first", "a", [1.0, 0.5, 0.001]), Norms("second", "b", [1.0, 0.5, 0.02], [[1.0, 0.4, 0.03]])]
+    svg, png, table = draw_gradients(lines, tmp_path, "norms", title="<b>a title</b> & more")
+    words = "".join(ET.parse(svg).getroot().itertext())
+    assert "first: 1% up to τ = 1" in words
+    assert "second: 1% up to τ = 2" in words
+    assert "<b>a title</b> & more" in words
+    assert png.read_bytes().startswith(PNG)
+    assert table.read_text() == "tau,a,b\n0,1.0,1.0\n1,0.5,0.5\n2,0.001,0.02\n"
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+def test_gradients_that_are_none_are_said(tmp_path: Path, value: float) -> None:
+    with pytest.raises(UsageError, match="there is no gradient to draw"):
+        draw_gradients([Norms("a", "a", [value, value])], tmp_path, "norms", title="")
+
+
+def test_attention_has_a_row_for_each_step(tmp_path: Path) -> None:
+    mixture = torch.softmax(torch.randn(7, 3, 2, generator=torch.Generator().manual_seed(0)), -1)
+    files = draw_attention(mixture, (1, 8), tmp_path, title="a mixture")
+    header, *rows = files[2].read_text().splitlines()
+    assert header == "step,delay_1_mean,delay_8_mean,delay_1_std,delay_8_std"
+    assert len(rows) == 7
+    assert float(rows[2].split(",")[2]) == pytest.approx(mixture[2, :, 1].mean().item(), abs=1e-6)
+
+
+def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"cannot write to the folder .*file/inside: Not a directory"):
+        draw_figure1(tmp_path / "file" / "inside")
