@@ -1,18 +1,22 @@
-"""Pictures of studies and analyses, and the paper's figures."""
+"""Pictures of studies and analyses, the paper's figures, and the HTML page."""
 
 from mistrnn.report._files import save_rows
 from mistrnn.report.attention import draw_attention
 from mistrnn.report.curves import Curves, draw_curves
 from mistrnn.report.figure1 import draw_figure1
 from mistrnn.report.gradients import Norms, draw_figure2, draw_gradients
+from mistrnn.report.page import Built, build_page, percent
 
 __all__ = [
+    "Built",
     "Curves",
     "Norms",
+    "build_page",
     "draw_attention",
     "draw_curves",
     "draw_figure1",
     "draw_figure2",
     "draw_gradients",
+    "percent",
     "save_rows",
 ]

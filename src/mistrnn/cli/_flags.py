@@ -1,0 +1,52 @@
+"""The flags that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mistrnn.errors import UsageError
+from mistrnn.layers import LAYERS
+from mistrnn.tasks import TASKS
+from mistrnn.training.study import OPTIMIZERS, PRECISIONS, SCHEDULES
+
+TaskName = Annotated[str, typer.Argument(help=f"One of: {', '.join(TASKS)}.")]
+LayerName = Annotated[str, typer.Option("--layer", help=f"One of: {', '.join(LAYERS)}.")]
+Hidden = Annotated[int, typer.Option("--hidden", help="Hidden units.")]
+Out = Annotated[Path, typer.Option("--out", help="The study's folder; the same command again resumes.")]
+Steps = Annotated[int | None, typer.Option("--steps", help="Optimisation steps (default: the task's).")]
+Seed = Annotated[int, typer.Option("--seed", help="Everything random follows from it.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+Data = Annotated[Path | None, typer.Option("--data", help="Folder with the task's files.")]
+Delay = Annotated[int | None, typer.Option("--delay", help="copy: how long to remember, a multiple of 10.")]
+Length = Annotated[int | None, typer.Option("--length", help="addition: the length of the sequences.")]
+LastPixels = Annotated[int | None, typer.Option("--last-pixels", help="pmnist: read only the last so many pixels.")]
+Delays = Annotated[str | None, typer.Option("--delays", help="mist, narx: a number or a list such as 1,2,4.")]
+Periods = Annotated[str | None, typer.Option("--periods", help="clockwork: a number or a list such as 1,2,4.")]
+NumLayers = Annotated[int, typer.Option("--num-layers", help="Layers on top of each other.")]
+LayerNorm = Annotated[bool, typer.Option("--layer-norm", help="Normalise pre-activations.")]
+BatchSize = Annotated[int, typer.Option("--batch-size", help="Sequences in a minibatch.")]
+OptimizerName = Annotated[str, typer.Option("--optimizer", help=f"One of: {', '.join(OPTIMIZERS)}.")]
+Schedule = Annotated[str, typer.Option("--schedule", help=f"One of: {', '.join(SCHEDULES)}.")]
+WeightDecay = Annotated[float, typer.Option("--weight-decay", help="Weight decay.")]
+Precision = Annotated[str, typer.Option("--precision", help=f"One of: {', '.join(PRECISIONS)}.")]
+Truncate = Annotated[int | None, typer.Option("--truncate", help="Cut backpropagation through time after K steps.")]
+ValidateEvery = Annotated[
+    int | None, typer.Option("--validate-every", help="Steps between validations (default: the task's).")
+]
+GradientsEvery = Annotated[
+    int | None, typer.Option("--gradients-every", help="Measure gradient norms at the start and after every N steps.")
+]
+GroupSize = Annotated[
+    int | None, typer.Option("--group-size", help="Trials at once (default: as many as memory holds).")
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what is in the folder and start over.")]
+
+
+def numbers(name: str, text: str) -> int | list[int]:
+    """Return the number or the list of numbers that a flag holds."""
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"expected --{name} to be a number or a list such as 1,2,4, got {text!r}.") from None
+    return values if "," in text else values[0]

@@ -1,0 +1,163 @@
+"""Analysis: gradient norms, the mixture of a MIST layer, paths."""
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from mistrnn import MIST
+from mistrnn.analysis import attention as mixture_of
+from mistrnn.analysis import log10_path_counts, reach, shortest_path, shortest_paths, suggest_delays
+from mistrnn.cli._app import app
+from mistrnn.cli._flags import (
+    BatchSize,
+    Data,
+    Delay,
+    Delays,
+    Device,
+    Fresh,
+    Hidden,
+    LastPixels,
+    LayerName,
+    LayerNorm,
+    Length,
+    NumLayers,
+    Out,
+    Periods,
+    Seed,
+    TaskName,
+    numbers,
+)
+from mistrnn.cli._progress import watched
+from mistrnn.cli.studies import study_from
+from mistrnn.errors import UsageError
+from mistrnn.layers import LAYERS
+from mistrnn.report import Norms, draw_attention, draw_gradients, save_rows
+from mistrnn.training import Recorded, run_study, study_task
+
+
+@app.command()
+def gradients(
+    task: TaskName,
+    out: Out,
+    learning_rate: Annotated[float, typer.Option("--learning-rate", help="The learning rate.")] = 0.01,
+    layer: LayerName = "mist",
+    hidden: Hidden = 139,
+    steps: Annotated[int, typer.Option("--steps", help="Optimisation steps.")] = 100,
+    gradients_every: Annotated[int | None, typer.Option("--every", help="Steps between measurements.")] = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    data: Data = None,
+    delay: Delay = None,
+    length: Length = None,
+    last_pixels: LastPixels = None,
+    delays: Delays = None,
+    periods: Periods = None,
+    num_layers: NumLayers = 1,
+    layer_norm: LayerNorm = False,
+    batch_size: BatchSize = 100,
+    fresh: Fresh = False,
+) -> None:
+    """Show how much of the last step's gradient arrives tau steps before it, untrained and in training."""
+    every = gradients_every or steps
+    given = {**locals(), "trials": 1, "group_size": None, "gradients_every": every, "validate_every": steps}
+    study = study_from(given)
+    with watched(study.total_steps, out) as (show, stop):
+        run_study(
+            study, out, device=device, fresh=fresh, report=show.step, say=show.line, stop=stop,
+            task=study_task(study, data),
+        )  # fmt: skip
+    found = Recorded(out).gradients()
+    lines = []
+    for step, norms in zip(found["step"].tolist(), found["norms"], strict=True):
+        lines.append(Norms("untrained" if step == 0 else f"after {step} steps", f"step_{step}", norms.tolist()))
+        print(
+            f"{lines[-1].label}: at least 1% of the largest gradient norm arrives up to {reach(norms)} steps before the loss"
+        )
+    name = f"{LAYERS[layer].__name__}, {hidden} units, on {task}"
+    for path in draw_gradients(lines, out / "pictures", "gradients", title=name):
+        print(path)
+
+
+@app.command()
+def attention(
+    study: Annotated[Path, typer.Argument(help="The folder of a study with a MIST layer.")],
+    out: Annotated[Path, typer.Option("--out", help="Where the picture and its data go.")],
+    trial: Annotated[int | None, typer.Option("--trial", help="Which trial (default: the best by validation).")] = None,
+    data: Data = None,
+    examples: Annotated[int, typer.Option("--examples", help="Sequences of the test set to look at.")] = 100,
+) -> None:
+    """Show which past a trained MIST layer uses: its weights over delays, over time and over examples."""
+    recorded = Recorded(study)
+    settings = recorded.study()
+    if settings.layer != "mist":
+        raise UsageError(f"expected a study of a MIST layer, because others have no mixture, got {settings.layer}.")
+    if examples < 1:
+        raise UsageError(f"expected --examples >= 1, got {examples}.")
+    task = study_task(settings, data)
+    chosen = recorded.best_trial() if trial is None else trial
+    layer = recorded.model(chosen, task).eval().layer
+    assert isinstance(layer, MIST)
+    inputs, _ = task.batch("test", torch.arange(min(examples, task.sizes["test"])), settings.dtype)
+    mixture = mixture_of(layer, inputs)[-1]  # [T, B, D] of the last layer
+    for share, length in sorted(zip(mixture.mean((0, 1)).tolist(), layer.delays, strict=True), reverse=True):
+        print(f"delay {length:>5}: {share:6.1%}")
+    title = f"MIST, {settings.hidden} units, on {settings.task}: trial {chosen}, {inputs.size(1)} test sequences"
+    for path in draw_attention(mixture, layer.delays, out, title=title):
+        print(path)
+
+
+@app.command()
+def paths(
+    tau: Annotated[int, typer.Option("--tau", help="How many steps back.")],
+    delays: Annotated[str, typer.Option("--delays", help="A list such as 1,2,4, or n for 1, 2, 4, … 2^(n-1).")] = "8",
+    suggest: Annotated[
+        int | None, typer.Option("--suggest", help="Suggest so many delays that keep paths to tau short, instead.")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", help="Write the numbers for every tau up to this one.")] = None,
+) -> None:
+    """Show the shortest path over tau steps, and how many paths there are, for a set of delays."""
+    try:
+        if suggest is not None:
+            own = suggest_delays(tau, suggest)
+        else:
+            chosen = numbers("delays", delays)
+            own = tuple(chosen) if isinstance(chosen, list) else tuple(2**k for k in range(chosen))
+        found, counts = shortest_paths(own, tau), log10_path_counts(own, tau)
+        path = shortest_path(own, tau)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    places = [f"t-{-time}" if time else "t" for time in path]
+    print(f"delays: {', '.join(map(str, own))}")
+    print(f"shortest path over {tau} steps: {len(path) - 1} edges: {' -> '.join(_shortened(places))}")
+    print(f"all paths over {tau} steps: {_count(float(counts[tau]))}")
+    worst = int(found.lengths.argmax())
+    unreachable = int((found.lengths < 0).sum())
+    note = f"; {unreachable} of these steps cannot be reached" if unreachable else ""
+    print(f"longest of the shortest paths up to {tau} steps: {found.lengths[worst]} edges, at {worst} steps{note}")
+    print(f"with the one delay 1, as in a simple RNN or an LSTM: {tau} edges")
+    if csv is not None:
+        rows = [
+            {
+                "tau": k,
+                "edges": int(found.lengths[k]),
+                "log10_paths": f"{counts[k]:.6g}",
+                "last_delay": int(found.last_edge[k]),
+            }
+            for k in range(1, tau + 1)
+        ]
+        save_rows(csv, rows)
+        print(csv)
+
+
+def _shortened(places: list[str], most: int = 12) -> list[str]:
+    return places if len(places) <= most else [*places[: most // 2], "…", *places[-most // 2 :]]
+
+
+def _count(log10: float) -> str:
+    """Return a number of paths in words that stay short."""
+    if log10 < 15:
+        return f"{round(10**log10):,}"
+    power = int(log10)
+    return f"about {10 ** (log10 - power):.1f}e{power}"

@@ -1,0 +1,198 @@
+"""The paper's tables and figures, and the report page."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from mistrnn.cli._app import app, console, reproduce_app
+from mistrnn.cli._flags import Device, GroupSize, Seed, Steps, numbers
+from mistrnn.cli._progress import watched
+from mistrnn.errors import UsageError
+from mistrnn.paper import figure1, figure2, figure3, table1
+from mistrnn.paper.comparison import Row, SeedRun, chosen_rows, run_rows
+from mistrnn.report import build_page, draw_figure1, draw_figure2, percent
+from mistrnn.tasks import Task, make_task
+from mistrnn.training import Study, study_task
+
+Rows = Annotated[str | None, typer.Option("--rows", help="Only these rows, such as mist-139,lstm-100.")]
+Trials = Annotated[int | None, typer.Option("--trials", help="Fewer trials than the paper's 50.")]
+Seeds = Annotated[str, typer.Option("--seeds", help="Seeds, such as 0,1: several are pooled.")]
+Mnist = Annotated[Path, typer.Option("--data", help="Folder with the files of MNIST.")]
+
+
+@reproduce_app.command("table1")
+def table1_command(
+    data: Mnist,
+    out: Annotated[Path, typer.Option("--out", help="Where the studies and the page go.")] = Path("table1"),
+    rows: Rows = None,
+    trials: Trials = None,
+    steps: Steps = None,
+    seeds: Seeds = "0",
+    device: Device = "auto",
+    group_size: GroupSize = None,
+) -> None:
+    """Run the rows of table 1 (permuted MNIST) under the paper's protocol, and print ours beside published."""
+    chosen = chosen_rows(
+        (*table1.ROWS, *table1.CONTROL_ROWS), rows.split(",") if rows else [r.key for r in table1.ROWS]
+    )
+    tasks: dict[str, Task] = {}
+
+    def task_of(study: Study) -> Task:
+        key = str(study.task_settings)
+        if key not in tasks:
+            tasks[key] = study_task(study, data)
+        return tasks[key]
+
+    found = _run(chosen, out, task_of, trials, steps, seeds, device, group_size)
+    table = Table(
+        "row", "error %, ours", "published", "verdict", "log10 lr, ours", "published", box=None, pad_edge=False
+    )
+    for row, own in found:
+        result, published = table1.comparison(row, own), row.published
+        rate, theirs = result.log10_learning_rate, published.log10_learning_rate
+        table.add_row(
+            row.label,
+            percent(*result.ours) if result.ours else "-",
+            percent(published.error, published.deviation),
+            result.verdict,
+            f"{rate[0]:.2f} ± {rate[1]:.2f}" if rate else "-",
+            f"{theirs[0]:.2f} ± {theirs[1]:.2f}" if theirs else "-",
+        )
+    print(f"\n{table1.TITLE}: test error of the top 10% by validation")
+    console.print(table)
+    for row, own in found:
+        for seed in own if len(own) > 1 else ():
+            print(f"  {row.label}, seed {seed.study.seed} alone: {percent(*seed.summary.test_error)}")
+    _say_what_is_shortened(chosen, trials, steps)
+    _page([out], out / "report.html")
+
+
+@reproduce_app.command("figure1")
+def figure1_command(
+    out: Annotated[Path, typer.Option("--out", help="Where the figure goes.")] = Path("figure1"),
+    tau: Annotated[int, typer.Option("--tau", help="How many steps the shortest paths lead over.")] = figure1.TAU,
+) -> None:
+    """Draw direct connections and shortest paths in four architectures."""
+    if tau < 1:
+        raise UsageError(f"expected --tau >= 1, got {tau}.")
+    for architecture in figure1.ARCHITECTURES:
+        print(f"{architecture.name}: {len(architecture.path(tau)) - 1} edges over {tau} steps")
+    for path in draw_figure1(out, tau):
+        print(path)
+
+
+@reproduce_app.command("figure2")
+def figure2_command(
+    data: Mnist,
+    out: Annotated[Path, typer.Option("--out", help="Where the studies and the figure go.")] = Path("figure2"),
+    steps: Annotated[int, typer.Option("--steps", help="Optimisation steps before the measurement.")] = figure2.STEPS,
+    trials: Annotated[int, typer.Option("--trials", help="Models of each layer to average over.")] = figure2.TRIALS,
+    seed: Seed = 0,
+    device: Device = "auto",
+) -> None:
+    """Measure gradient norms against tau early in training on permuted MNIST: RNN, LSTM, Clockwork, MIST."""
+    task = make_task("pmnist", seed=seed, data=data)
+    with watched(steps, out) as (show, stop):
+        curves = figure2.run(
+            out, task, steps=steps, trials=trials, seed=seed, device=device, say=show.line, report=show.step, stop=stop
+        )
+    print(figure2.sentence(curves, steps))
+    if task.data_note:
+        print(task.data_note)
+    for path in draw_figure2(curves, out, steps):
+        print(path)
+
+
+@reproduce_app.command("figure3")
+def figure3_command(
+    out: Annotated[Path, typer.Option("--out", help="Where the studies and the page go.")] = Path("figure3"),
+    delays: Annotated[str, typer.Option("--delays", help="Copy delays.")] = "50,100,200,400",
+    layers: Annotated[str | None, typer.Option("--rows", help="Only these layers, such as mist,lstm.")] = None,
+    control: Annotated[bool, typer.Option("--control", help="The Clockwork with 1024 units instead.")] = False,
+    trials: Trials = None,
+    steps: Steps = None,
+    seeds: Seeds = "0",
+    device: Device = "auto",
+    group_size: GroupSize = None,
+) -> None:
+    """Run the copy problem of figure 3 under the paper's protocol, and print who solves it beside the paper."""
+    wanted = layers.split(",") if layers else list(figure3.LAYERS_COMPARED)
+    unknown = [name for name in wanted if name not in figure3.LAYERS_COMPARED]
+    if unknown:
+        raise UsageError(f"expected --rows among {', '.join(figure3.LAYERS_COMPARED)}, got {', '.join(unknown)}.")
+    chosen = [row for row in figure3.rows(_list("delays", delays), control=control) if row.study.layer in wanted]
+    found = _run(chosen, out, study_task, trials, steps, seeds, device, group_size)
+    table = Table("row", "best validation error %", "solved", "beside the paper", box=None, pad_edge=False)
+    for row, own in found:
+        result = figure3.outcome(row, own)
+        table.add_row(row.label, percent(result.best_error), f"{result.solved} of {result.trials}", result.verdict)
+    print(
+        f"\n{figure3.TITLE}: solved is a validation error below {figure3.SOLVED:.1%}; always answering blank has 8.33%"
+    )
+    console.print(table)
+    _say_what_is_shortened(chosen, trials, steps)
+    _page([out], out / "report.html")
+
+
+@app.command("report")
+def report_command(
+    folders: Annotated[list[Path], typer.Argument(help="Folders with studies, at any depth.")],
+    out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("report.html"),
+) -> None:
+    """Write one HTML page about any set of studies: tables, curves, learning rates, gradient norms, paths."""
+    _page(folders, out)
+
+
+def _list(name: str, text: str) -> list[int]:
+    found = numbers(name, text)
+    return found if isinstance(found, list) else [found]
+
+
+def _run(
+    rows: list[Row],
+    out: Path,
+    task_of: Callable[[Study], Task],
+    trials: int | None,
+    steps: int | None,
+    seeds: str,
+    device: str,
+    group_size: int | None,
+) -> list[tuple[Row, list[SeedRun]]]:
+    """Run what is missing of some rows, watched."""
+    with watched(steps or rows[0].study.total_steps, out) as (show, stop):
+        return run_rows(
+            rows,
+            out,
+            _list("seeds", seeds),
+            task_of,
+            trials=trials,
+            steps=steps,
+            device=device,
+            group_size=group_size,
+            say=show.line,
+            report=show.step,
+            stop=stop,
+        )
+
+
+def _say_what_is_shortened(rows: list[Row], trials: int | None, steps: int | None) -> None:
+    """Say in which way a run is less than the paper's."""
+    paper = rows[0].study
+    less = []
+    if trials is not None and trials < paper.trials:
+        less.append(f"{trials} trials instead of {paper.trials}")
+    if steps is not None and steps < paper.total_steps:
+        less.append(f"{steps:,} steps instead of {paper.total_steps:,}")
+    if less:
+        print(f"Shortened: {' and '.join(less)}. These numbers are not those of the paper's experiment.")
+
+
+def _page(folders: list[Path], out: Path) -> None:
+    """Write the report page and say where it is."""
+    built = build_page(folders, out)
+    for problem in built.problems:
+        print(f"not shown: {problem}")
+    print(f"report: {built.path}")

@@ -1,0 +1,251 @@
+"""Studies and single models: sweep, train, demo; tasks, layers and data."""
+
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from mistrnn.cli._app import app, console, data_app
+from mistrnn.cli._flags import (
+    BatchSize,
+    Data,
+    Delay,
+    Delays,
+    Device,
+    Fresh,
+    GradientsEvery,
+    GroupSize,
+    Hidden,
+    LastPixels,
+    LayerName,
+    LayerNorm,
+    Length,
+    NumLayers,
+    OptimizerName,
+    Out,
+    Periods,
+    Precision,
+    Schedule,
+    Seed,
+    Steps,
+    TaskName,
+    Truncate,
+    ValidateEvery,
+    WeightDecay,
+    numbers,
+)
+from mistrnn.cli._progress import watched
+from mistrnn.demo import BATCH, DELAY, SOLVED, STEPS, TRIALS, run_demo
+from mistrnn.layers import LAYERS
+from mistrnn.report import build_page
+from mistrnn.tasks import TASKS
+from mistrnn.tasks._mnist_files import MIRRORS, get
+from mistrnn.training import Study, run_study, study_task, summarise
+
+
+@app.command()
+def sweep(
+    task: TaskName,
+    out: Out,
+    layer: LayerName = "mist",
+    hidden: Hidden = 139,
+    trials: Annotated[
+        int, typer.Option("--trials", help="Models that differ in learning rate, weights and data order.")
+    ] = 50,
+    steps: Steps = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    data: Data = None,
+    delay: Delay = None,
+    length: Length = None,
+    last_pixels: LastPixels = None,
+    delays: Delays = None,
+    periods: Periods = None,
+    num_layers: NumLayers = 1,
+    layer_norm: LayerNorm = False,
+    batch_size: BatchSize = 100,
+    optimizer: OptimizerName = "sgd",
+    schedule: Schedule = "constant",
+    weight_decay: WeightDecay = 0.0,
+    precision: Precision = "high",
+    truncate: Truncate = None,
+    validate_every: ValidateEvery = None,
+    gradients_every: GradientsEvery = None,
+    group_size: GroupSize = None,
+    fresh: Fresh = False,
+) -> None:
+    """Train many trials with random learning rates as one computation, and report the top 10% by validation."""
+    given = locals()  # the flags, by their names
+    _run_and_print(study_from(given), given)
+
+
+@app.command()
+def train(
+    task: TaskName,
+    out: Out,
+    learning_rate: Annotated[float, typer.Option("--learning-rate", help="The learning rate.")],
+    layer: LayerName = "mist",
+    hidden: Hidden = 139,
+    steps: Steps = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    data: Data = None,
+    delay: Delay = None,
+    length: Length = None,
+    last_pixels: LastPixels = None,
+    delays: Delays = None,
+    periods: Periods = None,
+    num_layers: NumLayers = 1,
+    layer_norm: LayerNorm = False,
+    batch_size: BatchSize = 100,
+    optimizer: OptimizerName = "sgd",
+    schedule: Schedule = "constant",
+    weight_decay: WeightDecay = 0.0,
+    precision: Precision = "high",
+    truncate: Truncate = None,
+    validate_every: ValidateEvery = None,
+    gradients_every: GradientsEvery = None,
+    fresh: Fresh = False,
+) -> None:
+    """Train one model with one learning rate: a study of one trial."""
+    given = {**locals(), "trials": 1, "group_size": None}
+    _run_and_print(study_from(given), given)
+
+
+@app.command()
+def tasks() -> None:
+    """List the tasks and their settings."""
+    table = Table("task", "what it is", "settings", "steps", "validation every", box=None, pad_edge=False)
+    for name, kind in TASKS.items():
+        settings = "\n".join(f"--{key.replace('_', '-')}: {text}" for key, text in kind.settings.items())
+        table.add_row(name, kind.summary, settings, f"{kind.default_steps:,}", str(kind.validation_interval))
+    console.print(table)
+
+
+@app.command()
+def layers() -> None:
+    """List the layers."""
+    table = Table("layer", "what it is", box=None, pad_edge=False)
+    for name, kind in LAYERS.items():
+        table.add_row(name, (kind.__doc__ or "").split("\n")[0].split(";")[0])
+    console.print(table)
+
+
+@data_app.command()
+def mnist(
+    folder: Annotated[Path, typer.Option("--dir", help="Where the four files are or go.")],
+    mirror: Annotated[list[str] | None, typer.Option("--mirror", help="Download from here instead.")] = None,
+) -> None:
+    """Get the four files of MNIST, or check those that are there."""
+    get(folder, mirror or MIRRORS, say=print)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Where the demo's studies and picture go.")] = Path("mist-demo"),
+) -> None:
+    """Compare MIST, LSTM, RNN and Clockwork on a copy problem: a few trials each, minutes on 2 CPU cores."""
+    started = time.monotonic()
+    with watched(STEPS, out) as (show, stop):
+        rows, picture = run_demo(out, say=show.line, report=show.step, stop=stop)
+    table = Table(
+        "layer", "units", "parameters", "best val error", "its test error", "its learning rate", "trials that solved it",
+        box=None, pad_edge=False,
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(
+            row["layer"],
+            str(row["units"]),
+            f"{row['parameters']:,}",
+            f"{row['val_error']:.4f}",
+            f"{row['test_error']:.4f}",
+            f"{row['learning_rate']:.4f}",
+            f"{row['solved']} of {TRIALS}",
+        )
+    console.print()
+    console.print(table)
+    print(
+        f"\nCopy problem, delay {DELAY}: {TRIALS} trials of {STEPS} steps for each layer, batches of {BATCH}, learning rates "
+        f"10^U(-4, 1), seed 0.\nAlways answering 'blank' has an error of {1 / 12:.4f}. Solved: below {SOLVED}. "
+        f"Took {time.monotonic() - started:.0f} s.\nLearning curves: {picture}"
+    )
+    print(f"report: {build_page([out], out / 'report.html').path}")
+
+
+def study_from(given: dict[str, Any]) -> Study:
+    """Return the study that the flags of `sweep` or `train` describe."""
+    settings = {name: given[name] for name in ("delay", "length", "last_pixels") if given[name] is not None}
+    return Study(
+        **{field.name: given[field.name] for field in fields(Study) if field.name in given},
+        task_settings=settings,
+        layer_options=_layer_options(given),
+    )
+
+
+def _layer_options(given: dict[str, Any]) -> dict[str, Any]:
+    chosen: dict[str, Any] = {}
+    for name in ("delays", "periods"):
+        if (text := given[name]) is not None:
+            chosen[name] = numbers(name, text)
+    if given["num_layers"] != 1:
+        chosen["num_layers"] = given["num_layers"]
+    if given["layer_norm"]:
+        chosen["layer_norm"] = True
+    return chosen
+
+
+def _run_and_print(study: Study, given: dict[str, Any]) -> None:
+    """Run a study, print its trials, and leave with status 1 if some crashed."""
+    task = study_task(study, given["data"])
+    with watched(study.total_steps, given["out"]) as (show, stop):
+        rows = run_study(
+            study,
+            given["out"],
+            device=given["device"],
+            fresh=given["fresh"],
+            group_size=given["group_size"],
+            report=show.step,
+            say=show.line,
+            stop=stop,
+            task=task,
+        )
+    _print_trials(study, rows, task.data_note)
+    if any(row["status"] == "crashed" for row in rows):
+        raise typer.Exit(1)
+
+
+def _print_trials(study: Study, rows: list[dict[str, Any]], data_note: str) -> None:
+    """Every trial, best first, and the top 10%."""
+    summary = summarise(rows)
+    table = Table(
+        "trial", "learning rate", "val error", "test error", "best step", "status", "", box=None, pad_edge=False
+    )
+    for row in sorted(rows, key=lambda row: (row["val_error"] is None, row["val_error"] or 0.0, row["trial"])):
+        status = row["status"] if row["status"] != "diverged" else f"diverged at step {row['steps']}"
+        table.add_row(
+            str(row["trial"]),
+            f"{row['learning_rate']:.5f}",
+            _number(row["val_error"]),
+            _number(row["test_error"]),
+            str(row["best_step"] or "-"),
+            status,
+            "top 10%" if row["trial"] in summary.top else "",
+        )
+    console.print(table)
+    if summary.top:
+        (error, error_spread), (rate, rate_spread) = summary.test_error, summary.log10_learning_rate
+        name = TASKS[study.task].error_name
+        print(
+            f"{study.layer} {study.hidden} on {study.task}: test {name} {error:.4f} ± {error_spread:.4f}, "
+            f"log10 learning rate {rate:.2f} ± {rate_spread:.2f} (top {len(summary.top)} of {summary.trials} trials, "
+            f"{summary.diverged} diverged)"
+        )
+    if data_note:
+        print(data_note)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

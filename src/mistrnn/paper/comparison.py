@@ -1,0 +1,214 @@
+"""Ours beside published: the rows of a table, their studies, seeds that are pooled, and a verdict in words.
+
+The verdict of a row is one of three:
+
+    inside           our error lies within 2 published standard deviations of the published one
+    outside          it does not
+    not comparable   the run is shortened, unfinished, on other data, or nothing is published; it says why
+"""
+
+import math
+import random
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mistrnn.errors import UsageError
+from mistrnn.tasks import Task
+from mistrnn.training import Progress, Recorded, Study, Summary, run_study, summarise
+
+DEVIATIONS = 2.0
+"""How many published standard deviations count as inside."""
+RESAMPLES = 1_000
+IGNORED = ("seed", "trials", "steps", "validate_every", "gradients_every", "precision")
+"""Settings in which a study may differ from a row's and still belong to it; the verdict names what matters among them."""
+
+INSIDE, OUTSIDE, NOT_COMPARABLE = "inside", "outside", "not comparable"
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the paper prints in a row: mean and standard deviation over the top 5 of 50 trials."""
+
+    error: float
+    deviation: float | None
+    log10_learning_rate: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: the paper's exact study and what the paper says came out."""
+
+    key: str
+    label: str
+    study: Study
+    published: Published
+
+    def with_settings(self, seed: int, trials: int | None, steps: int | None) -> Study:
+        """Return the row's study with another seed, and shortened if that is asked for."""
+        changed: dict[str, Any] = {"seed": seed}
+        if trials is not None:
+            changed["trials"] = trials
+        if steps is not None:
+            changed |= {"steps": steps, "validate_every": min(steps, self.study.validation_interval)}
+        return replace(self.study, **changed)
+
+    def owns(self, study: Study) -> bool:
+        """Whether a study is one of this row, whatever its seed and length."""
+        mine, other = self.study.as_dict(), study.as_dict()
+        return all(mine[name] == other[name] for name in mine if name not in IGNORED)
+
+
+@dataclass(frozen=True)
+class SeedRun:
+    """One study of a row."""
+
+    study: Study
+    trials: tuple[dict[str, Any], ...]
+    data: str | None = None
+    """The digest of the data files that it read."""
+
+    @property
+    def summary(self) -> Summary:
+        """Its top 10%."""
+        return summarise(self.trials)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A row with all its seeds."""
+
+    row: Row
+    seeds: tuple[SeedRun, ...]
+    ours: tuple[float, float] | None
+    """Mean and standard deviation of the error: of the top 10% of the one seed, or under resampling of several."""
+    log10_learning_rate: tuple[float, float] | None
+    kind: str
+    reasons: tuple[str, ...]
+    """Why it is not comparable."""
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less published."""
+        return None if self.ours is None else self.ours[0] - self.row.published.error
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in words."""
+        if self.kind == NOT_COMPARABLE:
+            return f"{NOT_COMPARABLE}: {', '.join(self.reasons)}"
+        assert self.difference is not None
+        side = "lower" if self.difference < 0 else "higher"
+        return f"{self.kind} the published spread, {100 * abs(self.difference):.2f} points {side}"
+
+
+def compare(row: Row, seeds: Iterable[SeedRun], published_data: str | None = None) -> Comparison:
+    """Return a row with its seeds pooled and its verdict; published_data is the digest of the files the paper used."""
+    kept = tuple(sorted(seeds, key=lambda seed: seed.study.seed))
+    reasons: list[str] = []
+    finished = [seed for seed in kept if seed.summary.top]
+    if not finished:
+        return Comparison(row, kept, None, None, NOT_COMPARABLE, ("no trial has finished",))
+    for seed in kept:
+        reasons += _shortened(row.study, seed)
+        if published_data is not None and seed.data != published_data:
+            reasons.append("on files that are not the published ones")
+    if len(finished) == 1:
+        summary = finished[0].summary
+        ours, rate = summary.test_error, summary.log10_learning_rate
+    else:
+        ours, rate = resampled([trial for seed in finished for trial in seed.trials], row.study.trials)
+    if row.published.deviation is None:
+        reasons.append("published without a spread")
+    if reasons:
+        return Comparison(row, kept, ours, rate, NOT_COMPARABLE, tuple(dict.fromkeys(reasons)))
+    assert row.published.deviation is not None
+    near = abs(ours[0] - row.published.error) <= DEVIATIONS * row.published.deviation
+    return Comparison(row, kept, ours, rate, INSIDE if near else OUTSIDE, ())
+
+
+def _shortened(paper: Study, seed: SeedRun) -> list[str]:
+    """Return in which ways a study is less than the paper's."""
+    own, found = seed.study, []
+    if own.trials < paper.trials:
+        found.append(f"{own.trials} trials instead of {paper.trials}")
+    if own.total_steps < paper.total_steps:
+        found.append(f"{own.total_steps:,} steps instead of {paper.total_steps:,}")
+    done = sum(trial["status"] != "crashed" for trial in seed.trials)
+    if done < own.trials:
+        found.append(f"seed {own.seed} has finished {done} of {own.trials} trials")
+    return found
+
+
+def resampled(
+    trials: Sequence[dict[str, Any]], size: int, resamples: int = RESAMPLES
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return mean and spread of the top 10%'s error, and of its log10 learning rate, over random samples of so many trials.
+
+    One sweep's top 5 of 50 scatter: this says around what, and how much. The samples are the same each time.
+
+    >>> ok = {"status": "ok", "learning_rate": 0.1}
+    >>> trials = [{"trial": k, "val_error": k / 20, "test_error": k / 20, **ok} for k in range(20)]
+    >>> (error, spread), _ = resampled(trials, 10)
+    >>> 0.03 < error < 0.07, spread > 0
+    (True, True)
+    """
+    draw = random.Random(0)
+    errors, rates = [], []
+    for _ in range(resamples):
+        summary = summarise(draw.sample(list(trials), min(size, len(trials))))
+        if summary.top:
+            errors.append(summary.test_error[0])
+            rates.append(summary.log10_learning_rate[0])
+    return _mean_and_spread(errors), _mean_and_spread(rates)
+
+
+def _mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
+    if not values:
+        return math.nan, math.nan
+    return statistics.fmean(values), statistics.pstdev(values)
+
+
+def chosen_rows(rows: Sequence[Row], keys: Sequence[str] | None) -> list[Row]:
+    """Return the rows with these keys, or all."""
+    known = {row.key: row for row in rows}
+    for key in keys or []:
+        if key not in known:
+            raise UsageError(f"expected rows among {', '.join(known)}, got {key!r}.")
+    return [known[key] for key in keys] if keys else list(rows)
+
+
+def place_of(row: Row, seed: int) -> str:
+    """Return the name of the folder that holds a row's study of this seed."""
+    return f"{row.key}-seed-{seed}"
+
+
+def run_rows(
+    rows: Sequence[Row],
+    folder: Path,
+    seeds: Sequence[int],
+    task_of: Callable[[Study], Task],
+    *,
+    trials: int | None = None,
+    steps: int | None = None,
+    device: str = "auto",
+    group_size: int | None = None,
+    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[Progress], None] = lambda progress: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[tuple[Row, list[SeedRun]]]:
+    """Run what is missing of the rows' studies, seed after seed, and return them all."""
+    found: list[tuple[Row, list[SeedRun]]] = [(row, []) for row in rows]
+    for seed in seeds:
+        for row, own in found:
+            study = row.with_settings(seed, trials, steps)
+            place = folder / place_of(row, seed)
+            say(f"{row.label}, seed {seed}: {study.trials} trials, {study.total_steps:,} steps")
+            task = task_of(study)
+            done = run_study(
+                study, place, device=device, group_size=group_size, task=task, say=say, report=report, stop=stop
+            )
+            own.append(SeedRun(study, tuple(done), Recorded(place).settings().get("data")))
+    return found

@@ -1,0 +1,87 @@
+"""Figure 3: validation curves on the copy problem, the top 5 of 50 trials, with delays of 50, 100, 200 and 400.
+
+The paper shows curves and says who learns a solution: with a delay of 50 all but Clockwork; with longer delays simple RNN and
+LSTM become unable to, and MIST stays able; Clockwork fails at all of them, and with 1024 units solves a delay of 50 only.
+Here a trial has solved it when its validation error comes below 0.001; always answering blank has 0.0833.
+
+Hardware and time: 50 trials of 10,000 steps take 1 to 7 minutes on an NVIDIA H200, the paper's 100,000 steps ten times as long;
+on 2 CPU cores shorten it: `--delays 50 --trials 4 --steps 200`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mistrnn.layers import LAYERS, match_parameters
+from mistrnn.paper.comparison import NOT_COMPARABLE, Published, Row, SeedRun
+from mistrnn.tasks import make_task
+from mistrnn.training import Study
+
+TITLE = "Figure 3: the copy problem"
+DELAYS = (50, 100, 200, 400)
+LSTM_UNITS = 100
+LAYERS_COMPARED = ("rnn", "lstm", "clockwork", "mist")
+SOLVED = 0.001
+TOP = 5
+
+SOLVES: dict[str, dict[int, bool | None]] = {
+    "rnn": {50: True, 100: None, 200: False, 400: False},
+    "lstm": {50: True, 100: None, 200: False, 400: False},
+    "clockwork": dict.fromkeys(DELAYS, False),
+    "mist": dict.fromkeys(DELAYS, True),
+    "clockwork-1024": {50: True, 100: False, 200: False, 400: False},
+}
+"""What the paper says in words; of 100 steps with RNN and LSTM only that it becomes harder."""
+
+NOT_TOLD = Published(float("nan"), None)
+
+
+def rows(delays: Sequence[int] = DELAYS, *, control: bool = False) -> list[Row]:
+    """Return a row for each delay and layer, with as many parameters as an LSTM with 100 units; or the larger Clockwork."""
+    task = make_task("copy", {"delay": 10})  # inputs and outputs are the same for every delay
+    budget = LAYERS["lstm"](task.input_size, LSTM_UNITS, device="meta").parameter_count()
+    budget += (LSTM_UNITS + 1) * task.output_size
+    found = []
+    for delay in delays:
+        for layer in ("clockwork",) if control else LAYERS_COMPARED:
+            hidden = 1024 if control else match_parameters(layer, budget, task.input_size, task.output_size)
+            study = Study(task="copy", layer=layer, hidden=hidden, task_settings={"delay": delay})
+            label = f"{LAYERS[layer].__name__}, {hidden} units, delay {delay}"
+            found.append(Row(f"copy-{delay}-{layer}{'-1024' if control else ''}", label, study, NOT_TOLD))
+    return found
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Whether a row's trials have solved the problem, beside what the paper says."""
+
+    row: Row
+    seeds: tuple[SeedRun, ...]
+    solved: int
+    trials: int
+    best_error: float | None
+    verdict: str
+
+
+def outcome(row: Row, seeds: Sequence[SeedRun]) -> Outcome:
+    """Return how many trials solved the problem, and whether that is what the paper says."""
+    errors = [trial["val_error"] for seed in seeds for trial in seed.trials if trial["val_error"] is not None]
+    solved, study = sum(error < SOLVED for error in errors), row.study
+    layer = "clockwork-1024" if study.hidden == 1024 else study.layer
+    expected = SOLVES[layer].get(study.task_settings["delay"])
+    shortened = [seed.study for seed in seeds if seed.study.total_steps < study.total_steps]
+    fewer = [seed.study for seed in seeds if seed.study.trials < study.trials]
+    if not errors:
+        verdict = f"{NOT_COMPARABLE}: no trial has finished"
+    elif expected is None:
+        verdict = f"{NOT_COMPARABLE}: the paper does not say"
+    elif bool(solved) == expected and (solved or not shortened):
+        verdict = f"as published: {'solved' if expected else 'not solved'}"
+    elif solved:
+        verdict = "other than published: solved, and the paper says not"
+    elif shortened or fewer:
+        reason = f"{shortened[0].total_steps:,} steps instead of {study.total_steps:,}" if shortened else "fewer trials"
+        verdict = f"{NOT_COMPARABLE}: not solved within {reason}"
+    else:
+        verdict = "other than published: not solved, and the paper says it is"
+    trials = sum(len(seed.trials) for seed in seeds)
+    return Outcome(row, tuple(seeds), solved, trials, min(errors, default=None), verdict)

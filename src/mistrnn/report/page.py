@@ -1,0 +1,307 @@
+"""The report: one HTML file about any set of studies, which opens offline and asks nobody for anything.
+
+Tables and words are made here and stand in the file; charts are drawn by `template/page.js` from data beside them.
+"""
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from mistrnn import __version__
+from mistrnn.errors import UsageError
+from mistrnn.layers import LAYERS
+from mistrnn.paper import figure3, table1
+from mistrnn.paper.comparison import Comparison, Row, SeedRun
+from mistrnn.report import charts
+from mistrnn.report.charts import Chart
+from mistrnn.report.collected import Found, collect
+from mistrnn.tasks import TASKS, Task
+
+PARTS = Path(__file__).parent / "template"
+NOTHING = "\N{EN DASH}"
+
+
+@dataclass(frozen=True)
+class Built:
+    """What was written, and what could not be shown."""
+
+    path: Path
+    studies: int
+    problems: list[str]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: what it says, and what it is sorted by."""
+
+    text: str
+    value: float | str | None = None
+    link: str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose columns can be sorted."""
+
+    caption: str
+    columns: list[str]
+    rows: list[list[Cell]]
+
+
+def build_page(folders: Sequence[Path], out: Path, *, title: str = "Recurrent layers compared") -> Built:
+    """Write the report about all studies in these folders, the whole file or nothing."""
+    found, problems = collect(folders)
+    if not found:
+        raise UsageError("expected at least one study to report on:\n  " + "\n  ".join(problems))
+    names = {id(one): f"study-{number}" for number, one in enumerate(found)}
+    context = {
+        "title": title,
+        "version": __version__,
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+        "problems": problems,
+        "counts": f"{len(found)} {'study' if len(found) == 1 else 'studies'}, {sum(len(one.trials) for one in found)} trials",
+        "paper": [part for part in (_table1(found, names), _figure3(found)) if part],
+        "tasks": list(_tasks(found, names)),
+        "studies": [_study(one, names[id(one)]) for one in found],
+        "paths": charts.shortest_paths(found, max((_steps(one) for one in found), default=0)),
+        "css": (PARTS / "page.css").read_text(encoding="utf-8"),
+        "script": (PARTS / "page.js").read_text(encoding="utf-8"),
+    }
+    environment = Environment(
+        loader=FileSystemLoader(PARTS), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    text = environment.get_template("page.html").render(context)
+    temporary = out.with_name(out.name + ".part")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, out)
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror}.") from error
+    return Built(out, len(found), problems)
+
+
+def _steps(found: Found) -> int:
+    """Return how long the study's sequences are, as far as its curves or settings tell."""
+    if found.gradients:
+        return int(found.gradients["norms"].size(1))
+    settings = found.study.task_settings
+    if found.study.task == "copy":
+        return int(1.2 * settings.get("delay", 100))
+    return int(settings.get("length", settings.get("last_pixels", 784)))
+
+
+def percent(value: float | None, spread: float | None = None) -> str:
+    """Return an error rate as a person writes it."""
+    if value is None:
+        return NOTHING
+    return f"{100 * value:.2f}" + ("" if spread is None else f" ± {100 * spread:.2f}")
+
+
+def _is_rate(task: type[Task]) -> bool:
+    return task.error_name == "error rate"
+
+
+def error_text(found: Found, value: float | None, spread: float | None = None) -> str:
+    """Return an error as the study's task measures it."""
+    if _is_rate(TASKS[found.study.task]):
+        return percent(value, spread)
+    if value is None:
+        return NOTHING
+    return f"{value:.4g}" + ("" if spread is None else f" ± {spread:.2g}")
+
+
+def label(found: Found) -> str:
+    """Return a study's layer and size in words."""
+    study = found.study
+    options = ", ".join(f"{name} {value}" for name, value in study.layer_options.items())
+    return f"{LAYERS[study.layer].__name__}, {study.hidden} units" + (f", {options}" if options else "")
+
+
+def _seeds(row: Row, found: Iterable[Found]) -> list[tuple[Found, SeedRun]]:
+    return [(one, SeedRun(one.study, tuple(one.trials), one.data)) for one in found if row.owns(one.study)]
+
+
+def _table1(found: Sequence[Found], names: dict[int, str]) -> dict[str, Any] | None:
+    """Return table 1, ours beside published, if any study belongs to it."""
+    rows, shown = [], []
+    for row in (*table1.ROWS, *table1.CONTROL_ROWS):
+        own = _seeds(row, found)
+        if not own:
+            continue
+        result = table1.comparison(row, [seed for _, seed in own])
+        rows.append(_comparison_cells(result, f"#{names[id(own[0][0])]}"))
+        shown += [(f"{row.label}, seed {one.study.seed}", one) for one, _ in own]
+    if not rows:
+        return None
+    columns = ["layer", "error %, ours", "published", "difference", "verdict", "log10 learning rate, ours", "published"]
+    columns += ["seeds: top 10% of each", "diverged"]
+    caption = (
+        "Test error of the top 10% of trials by validation error, in percent. Several seeds are pooled by resampling."
+    )
+    return {
+        "title": table1.TITLE,
+        "table": Table(caption, columns, rows),
+        "charts": _some(charts.overview("Top 10% of trials, mean validation error", shown)),
+    }
+
+
+def _comparison_cells(result: Comparison, link: str) -> list[Cell]:
+    row, published = result.row, result.row.published
+    rate, their_rate = result.log10_learning_rate, published.log10_learning_rate
+    each = "; ".join(
+        f"seed {seed.study.seed}: {percent(*seed.summary.test_error)}" for seed in result.seeds if seed.summary.top
+    )
+    diverged = sum(seed.summary.diverged for seed in result.seeds)
+    return [
+        Cell(row.label, row.label, link),
+        Cell(percent(*result.ours) if result.ours else NOTHING, result.ours[0] if result.ours else None),
+        Cell(percent(published.error, published.deviation), published.error),
+        Cell(f"{100 * result.difference:+.2f}" if result.difference is not None else NOTHING, result.difference),
+        Cell(result.verdict, result.verdict),
+        Cell(f"{rate[0]:.2f} ± {rate[1]:.2f}" if rate else NOTHING, rate[0] if rate else None),
+        Cell(
+            f"{their_rate[0]:.2f} ± {their_rate[1]:.2f}" if their_rate else NOTHING,
+            their_rate[0] if their_rate else None,
+        ),
+        Cell(each or NOTHING, each),
+        Cell(f"{diverged} of {sum(len(seed.trials) for seed in result.seeds)}", diverged),
+    ]
+
+
+def _figure3(found: Sequence[Found]) -> dict[str, Any] | None:
+    """Return figure 3: who solves the copy problem, and the curves of the top 5, if any study belongs to it."""
+    rows, pictures = [], []
+    for delay in figure3.DELAYS:
+        shown: list[tuple[str, Found]] = []
+        for row in figure3.rows([delay]) + figure3.rows([delay], control=True):
+            own = _seeds(row, found)
+            if not own:
+                continue
+            result = figure3.outcome(row, [seed for _, seed in own])
+            rows.append(
+                [
+                    Cell(str(delay), delay),
+                    Cell(row.label.rsplit(",", 1)[0], row.label),
+                    Cell(percent(result.best_error), result.best_error),
+                    Cell(f"{result.solved} of {result.trials}", result.solved),
+                    Cell(result.verdict, result.verdict),
+                ]
+            )
+            shown += [(row.label.rsplit(",", 1)[0], one) for one, _ in own]
+        series = []
+        for name, one in shown:
+            lines = [charts.line(*charts.trial_curve(one, trial), width=1) for trial in one.summary.top[: figure3.TOP]]
+            lines = [each for each in lines if each["x"]]
+            if lines:
+                series.append({"name": name, "lines": lines})
+        if series:
+            pictures.append(
+                charts.chart(
+                    f"Delay {delay}: the top 10%", "optimisation steps", "validation error", series, percent=True
+                )
+            )
+    if not rows:
+        return None
+    columns = ["delay", "layer", "best validation error %", "trials that solved it", "beside the paper"]
+    caption = f"Solved: a validation error below {100 * figure3.SOLVED:.1f}%. Always answering blank has 8.33%."
+    return {"title": figure3.TITLE, "table": Table(caption, columns, rows), "charts": pictures}
+
+
+def _tasks(found: Sequence[Found], names: dict[int, str]) -> Iterable[dict[str, Any]]:
+    """Give the studies by task, each task with a table and the best curves in one chart."""
+    groups: dict[str, list[Found]] = {}
+    for one in found:
+        settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in one.study.task_settings.items())
+        groups.setdefault(one.study.task + (f", {settings}" if settings else ""), []).append(one)
+    for name, own in groups.items():
+        kind = TASKS[own[0].study.task]
+        unit = f"{kind.error_name}{' %' if _is_rate(kind) else ''}"
+        columns = [
+            "study",
+            "layer",
+            "parameters",
+            f"test {unit}, top 10%",
+            f"best validation {unit}",
+            "log10 learning rate",
+        ]
+        columns += ["trials", "diverged", "steps", "seed", "seconds", "device"]
+        rows = [_study_cells(one, names[id(one)]) for one in own]
+        shown = [(f"{label(one)} ({one.name})", one) for one in own]
+        yield {
+            "title": f"Task {name}",
+            "summary": kind.summary,
+            "table": Table("Every study of this task; the name leads to its trials and settings.", columns, rows),
+            "charts": _some(charts.overview("Top 10% of trials, mean validation error", shown)),
+        }
+
+
+def _study_cells(found: Found, anchor: str) -> list[Cell]:
+    summary, trials = found.summary, found.trials
+    error, rate = summary.test_error, summary.log10_learning_rate
+    best = min((t["val_error"] for t in trials if t["val_error"] is not None), default=None)
+    parameters = next((t["parameters"] for t in trials if t.get("parameters")), None)
+    seconds = sum(t["seconds"] / t["group"] for t in trials if t.get("seconds"))  # a trial's is that of its whole group
+    devices = sorted({str(t.get("device")) for t in trials})
+    return [
+        Cell(found.name, found.name, f"#{anchor}"),
+        Cell(label(found), label(found)),
+        Cell(f"{parameters:,}" if parameters else NOTHING, parameters),
+        Cell(error_text(found, *error) if summary.top else NOTHING, error[0] if summary.top else None),
+        Cell(error_text(found, best), best),
+        Cell(f"{rate[0]:.2f} ± {rate[1]:.2f}" if summary.top else NOTHING, rate[0] if summary.top else None),
+        Cell(f"{found.finished} of {found.study.trials}", found.finished),
+        Cell(str(summary.diverged), summary.diverged),
+        Cell(f"{found.study.total_steps:,}", found.study.total_steps),
+        Cell(str(found.study.seed), found.study.seed),
+        Cell(f"{seconds:,.0f}", seconds),
+        Cell(", ".join(devices) or NOTHING, ", ".join(devices)),
+    ]
+
+
+def _study(found: Found, anchor: str) -> dict[str, Any]:
+    """Return all that the page says about one study."""
+    top = set(found.summary.top)
+    columns = ["trial", "learning rate", "validation error", "test error", "best step", "status", "among the top 10%"]
+    rows = [
+        [
+            Cell(str(t["trial"]), t["trial"]),
+            Cell(f"{t['learning_rate']:.5f}", t["learning_rate"]),
+            Cell(error_text(found, t["val_error"]), t["val_error"]),
+            Cell(error_text(found, t["test_error"]), t["test_error"]),
+            Cell(str(t["best_step"] or NOTHING), t["best_step"]),
+            Cell(_status(t), t["status"]),
+            Cell("yes" if t["trial"] in top else "no", t["trial"] in top),
+        ]
+        for t in found.trials
+    ]
+    settings = {name: value for name, value in found.study.as_dict().items() if value not in (None, {}, [])}
+    missing = found.study.trials - found.finished
+    return {
+        "anchor": anchor,
+        "name": found.name,
+        "label": label(found),
+        "task": found.study.task,
+        "note": f"{missing} of {found.study.trials} trials have not finished." if missing else "",
+        "settings": settings,
+        "about": {**found.about, **({"data": found.data} if found.data else {})},
+        "table": Table("Every trial.", columns, rows),
+        "charts": _some(
+            *(draw(found) for draw in (charts.learning_curves, charts.error_by_learning_rate, charts.gradient_norms))
+        ),
+    }
+
+
+def _status(trial: dict[str, Any]) -> str:
+    if trial["status"] == "diverged":
+        return f"diverged at step {trial['steps']}"
+    return f"crashed: {trial.get('error', '')}" if trial["status"] == "crashed" else str(trial["status"])
+
+
+def _some(*made: Chart | None) -> list[Chart]:
+    return [one for one in made if one is not None]
