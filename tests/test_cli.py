@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from mistrnn import __main__, __version__, cli
+from mistrnn.training.group import Group
 from tests.tasks.idx_files import write_mnist
 
 SMALL = [
@@ -197,6 +198,15 @@ def test_paths_are_shown_and_written(mist: Mist, tmp_path: Path) -> None:
         ),
         (["paths", "--tau", "5", "--suggest", "0"], "suggest_delays: expected count to be a whole number >= 1, got 0."),
         (["paths", "--tau", "5", "--csv", "no/such/folder.csv"], "cannot write no/such/folder.csv"),
+        (
+            ["paths", "--tau", "5", "--delays", "-3"],
+            "expected --delays to be a number >= 1 or a list such as 1,2,4, got '-3'.",
+        ),
+        (["paths", "--tau", "5", "--csv", "."], "cannot write ."),
+        (
+            ["gradients", "copy", "--every", "0", "--out", "x"],
+            "expected gradients_every to be a whole number >= 1, got 0.",
+        ),
         (["reproduce", "figure1", "--tau", "0"], "expected --tau >= 1, got 0."),
         (["reproduce", "figure2", "--data", "nowhere"], "missing. Get it with: mist data mnist --dir nowhere"),
         (["attention", "nowhere", "--out", "x"], "nowhere: expected the folder of a study, and there is no study.json"),
@@ -228,6 +238,28 @@ def test_gradients_are_measured_and_drawn(mist: Mist, tmp_path: Path) -> None:
     header, *rows = (tmp_path / "pictures" / "gradients.csv").read_text().splitlines()
     assert header == "tau,step_0,step_2,step_4"
     assert len(rows) == 12
+
+
+def test_gradients_are_measured_at_the_end_and_divergence_is_said(mist: Mist, tmp_path: Path) -> None:
+    options = ["--delay", 10, "--layer", "rnn", "--hidden", 6, "--batch-size", 5, "--steps", 4]
+    assert "after 4 steps: at least 1%" in mist("gradients", "copy", *options, "--every", 9, "--out", tmp_path / "a")[1]
+    status, out, _ = mist("gradients", "copy", *options, "--learning-rate", 1e38, "--out", tmp_path / "b")
+    assert status == 0
+    assert "untrained: at least 1%" in out
+    assert re.search(
+        r"^after 4 steps: the training had diverged at step \d; a lower --learning-rate may help$", out, re.M
+    )
+
+
+def test_a_crash_while_gradients_are_measured_is_said(
+    mist: Mist, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Group) -> bool:
+        raise RuntimeError("a kernel failed")
+
+    monkeypatch.setattr(Group, "advance", broken)
+    status, _, err = mist("gradients", "copy", "--delay", 10, "--hidden", 6, "--steps", 4, "--out", tmp_path)
+    assert (status, err) == (2, "mist: the training crashed: RuntimeError: a kernel failed\n")
 
 
 def test_attention_of_a_study_is_drawn(mist: Mist, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_bad_input_is_named() -> None:
     layer = small("mist", recurrent_dropout=0.2)
     with pytest.raises(ValueError, match="expected evaluation mode"):
         attention(layer, torch.randn(5, 2, 3).double())
-    with pytest.raises(ValueError, match=r"expected a batch of sequences, got input \[5, 3\]"):
+    with pytest.raises(ValueError, match=r"expected a batch of sequences as a Tensor with three axes, got \[5, 3\]"):
         attention(layer.eval(), torch.randn(5, 3).double())
     with pytest.raises(ValueError, match=r"MIST: expected input \[T, B, 3\]"):
         attention(layer, torch.randn(5, 2, 4).double())

@@ -1,14 +1,15 @@
 """Gradient norms against explicit products of Jacobians, for our layers, torch.nn's and a user's own."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import jacrev
+from torch.utils.checkpoint import checkpoint
 
 from mistrnn.analysis import gradient_norms, reach
-from mistrnn.layers import MIST, RecurrentLayer
+from mistrnn.layers import MIST, RNN, RecurrentLayer
 from tests.layers.cases import REGULARISERS, as_tuple, every_layer, seeded, small
 
 STEPS, BATCH = 12, 3
@@ -170,12 +171,96 @@ def test_a_users_cell_is_watched_by_name() -> None:
     torch.testing.assert_close(found.h, torch.stack(expected), rtol=1e-10, atol=1e-14)
 
 
+class Pair(NamedTuple):
+    h: Tensor
+    again: Tensor
+
+
+@pytest.mark.parametrize(
+    ("wrap", "read"),
+    [
+        (lambda h: (h, h), lambda out: out[1]),
+        (lambda h: [h, (h, 2 * h)], lambda out: out[1][0]),
+        (lambda h: Pair(h, h), lambda out: out.again),
+    ],
+)
+def test_a_state_counts_wherever_it_stands_in_what_a_cell_returns(wrap: Any, read: Any) -> None:
+    class Wrapping(OwnCell):
+        def forward(self, x: Tensor, h: Any) -> Any:
+            return wrap(super().forward(x, None if h is None else read(h)))
+
+    class Reading(Unrolled):
+        def forward(self, input: Tensor) -> Tensor:
+            state: Any = None
+            for x in input:
+                state = self.cell(x, state)
+            return self.readout(read(state))
+
+    with seeded(6):
+        plain, input = Unrolled(OwnCell()).double(), torch.randn(STEPS, BATCH, 3).double()
+    wrapped = Reading(Wrapping()).double()
+    wrapped.load_state_dict(plain.state_dict())
+    expected, found = (gradient_norms(m, input, lambda s: s.sum(), watch=m.cell) for m in (plain, wrapped))
+    torch.testing.assert_close(found.h, expected.h)
+
+
+@pytest.mark.parametrize("kind", [MIST, nn.GRU])
+def test_activation_checkpointing_changes_nothing(kind: Any) -> None:
+    class Saved(Wrapped):
+        def forward(self, input: Tensor) -> Tensor:
+            output = checkpoint(lambda x: self.layer(x)[0], input, use_reentrant=self.reentrant)
+            return self.readout(output[-1])
+
+    with seeded(7):
+        model, input = Saved(kind(3, 5)), torch.randn(STEPS, BATCH, 3, requires_grad=True)
+    plain = Wrapped(model.layer)
+    plain.readout = model.readout
+    model.reentrant = False
+    expected, found = (gradient_norms(m, input, lambda scores: scores.sum()) for m in (plain, model))
+    torch.testing.assert_close(found.h, expected.h)
+    model.reentrant = True
+    with pytest.raises(ValueError, match="reentrant activation checkpointing hides them: use_reentrant=False"):
+        gradient_norms(model, input, lambda scores: scores.sum())
+
+
+def test_compiled_models_are_measured() -> None:
+    for inside in (MIST(3, 5, delays=2), nn.GRUCell(3, 5)):
+        model = Unrolled(inside) if isinstance(inside, nn.GRUCell) else Wrapped(inside)
+        input = torch.randn(4, 2, 3)
+        expected = gradient_norms(model, input, lambda scores: scores.sum())
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        compiled(input)
+        torch.testing.assert_close(gradient_norms(compiled, input, lambda scores: scores.sum()).h, expected.h)
+
+
+def test_the_first_direction_of_a_bidirectional_layer_is_watched() -> None:
+    layer, input = small("gru", bidirectional=True), torch.randn(7, 2, 3).double()
+    found = gradient_norms(layer, input, lambda result: result[0][-1, :, :6].sum())
+    assert list(found.states) == ["h"]
+    one_way = small("gru")
+    one_way.load_state_dict({k: v for k, v in layer.state_dict().items() if not k.endswith("_reverse")})
+    torch.testing.assert_close(found.h, gradient_norms(one_way, input, lambda result: result[0][-1].sum()).h)
+
+
+def test_norms_far_below_the_roots_of_the_smallest_numbers_are_seen() -> None:
+    layer = RNN(1, 4)
+    with torch.no_grad():
+        layer.weight_hh_l0.copy_(0.05 * torch.eye(4))
+    norms = gradient_norms(layer, torch.zeros(25, 1, 1), lambda result: result[0][-1].sum()).h
+    torch.testing.assert_close(norms, 2 * 0.05 ** torch.arange(25).double(), rtol=1e-4, atol=0.0)
+    assert norms[-1] < 1e-30
+
+
 def test_several_recurrent_modules_are_told_apart() -> None:
     model = nn.Sequential()
     model.first, model.second = MIST(3, 4, delays=2), nn.GRU(4, 5)
     model.forward = lambda x: model.second(model.first(x)[0])[0]  # type: ignore[method-assign]
     found = gradient_norms(model, torch.randn(6, 2, 3), lambda output: output[-1].sum())
     assert list(found.states) == ["first.h", "second.h"]
+    model.reverse_decoder, model.second = model.second, None
+    model.forward = lambda x: model.reverse_decoder(model.first(x)[0])[0]  # type: ignore[method-assign]
+    renamed = gradient_norms(model, torch.randn(6, 2, 3), lambda output: output[-1].sum())
+    assert renamed.h is renamed.states["reverse_decoder.h"]
     only = gradient_norms(model, torch.randn(6, 2, 3), lambda output: output[-1].sum(), watch=[model.first])
     assert list(only.states) == ["h"]
 
@@ -228,6 +313,9 @@ def test_reach_is_the_last_tau_with_its_share() -> None:
     assert reach(torch.zeros(4)) == -1
     with pytest.raises(ValueError, match="expected a share above 0 and at most 1, got 0"):
         reach(torch.ones(3), share=0)
+    for wrong in (torch.tensor([1.0, float("nan")]), torch.zeros(0)):
+        with pytest.raises(ValueError, match="expected norms that are finite numbers, at least one of them"):
+            reach(wrong)
 
 
 def test_bad_input_is_named() -> None:
@@ -246,8 +334,38 @@ def test_bad_input_is_named() -> None:
         gradient_norms(layer, input, lambda result: 1.0)  # type: ignore[arg-type,return-value]
     with pytest.raises(ValueError, match="expected a loss that depends on the states, but it does not"):
         gradient_norms(layer, input, lambda result: torch.zeros(()))
-    with pytest.raises(ValueError, match="expected `at` to be steps from 0 to 5, got 6"):
-        gradient_norms(layer, input, total, at=6)
+    free = nn.Parameter(torch.ones(()))
+    with pytest.raises(ValueError, match="expected a loss that depends on the states, but it does not"):
+        gradient_norms(layer, input, lambda result: 2 * free)
+    for at in (6, torch.tensor([1, 2, 3]), torch.tensor(1.5)):
+        with pytest.raises(ValueError, match="expected `at` to be a step from 0 to 5, or one for each of 2 sequences"):
+            gradient_norms(layer, input, total, at=at)
+    gradient_norms(layer, input, total, at=torch.tensor([3, 4], dtype=torch.int32))
+    for nothing in (input[:0], input[:, :0]):
+        with pytest.raises(ValueError, match="expected at least one step of one sequence, got"):
+            gradient_norms(layer, nothing, total)
+    with pytest.raises(ValueError, match="expected at least one module to watch, got an empty list"):
+        gradient_norms(layer, input, total, watch=[])
+    with (
+        torch.inference_mode(),
+        pytest.raises(RuntimeError, match=r"expected to be called outside torch.inference_mode"),
+    ):
+        gradient_norms(layer, input, total)
+
+    class Doubled(nn.LSTM):
+        def forward(self, input: Tensor, hx: Any = None) -> Any:
+            return super().forward(2 * input, hx)
+
+    for own in (Doubled(3, 4), nn.RNNBase("GRU", 3, 4)):
+        with pytest.raises(ValueError, match=r"expected torch.nn.RNN, LSTM or GRU as they are, got"):
+            gradient_norms(own, input, total, watch=own)
+    twice = nn.Sequential()
+    twice.layer = layer
+    twice.forward = lambda x: layer(x)[0][-1].sum() + layer(x[:, :1])[0][-1].sum()  # type: ignore[method-assign]
+    with pytest.raises(
+        ValueError, match="expected h to run piece after piece of the same sequences, got batches of 1, 2"
+    ):
+        gradient_norms(twice, input, lambda value: value)
     with pytest.raises(ValueError, match="expected to watch a part of the model, got another GRU"):
         gradient_norms(layer, input, total, watch=nn.GRU(3, 4))
     unused = nn.Sequential(nn.Linear(3, 4))

@@ -2,6 +2,7 @@
 
 import math
 import time
+import tracemalloc
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 
 from mistrnn import GRU, LSTM, MIST, NARX, RNN, Clockwork
 from mistrnn.analysis import (
+    clockwork_log10_path_counts,
     clockwork_path_lengths,
+    clockwork_shortest_path,
     count_paths,
     edges_of,
     log10_path_counts,
@@ -76,6 +79,25 @@ def test_counts_of_small_numbers_are_those_one_can_list() -> None:
     assert [count_paths([1, 2, 4], tau) for tau in range(1, 12)] == [listed(tau, (1, 2, 4)) for tau in range(1, 12)]
 
 
+def test_counts_that_differ_by_hundreds_of_digits_are_all_seen() -> None:
+    logs = log10_path_counts([2, 4, 4001], 5_000)
+    assert logs[4001] == pytest.approx(
+        0.0, abs=1e-9
+    )  # odd sums need the long delay, and even ones are 10^800 times as many
+    assert logs[4999] == pytest.approx(math.log10(count_paths([2, 4, 4001], 4999)), rel=1e-9)
+    assert logs[3999] == -math.inf
+
+
+def test_delays_longer_than_tau_cost_nothing() -> None:
+    tracemalloc.start()
+    assert shortest_path_lengths([1, 2 * 10**9], 10).tolist() == list(range(11))
+    assert log10_path_counts([1, 2 * 10**9], 10)[10] == pytest.approx(0.0, abs=1e-9)
+    shortest_paths([1, 20_000], 40_000)
+    assert log10_path_counts([1, 20_000], 40_000)[20_001] == pytest.approx(math.log10(3))
+    assert tracemalloc.get_traced_memory()[1] < 50_000_000
+    tracemalloc.stop()
+
+
 def test_the_papers_claims_about_lengths() -> None:
     taus = np.arange(5_001)
     assert np.array_equal(shortest_path_lengths(edges_of(RNN(1, 2)), 5_000), taus)
@@ -125,7 +147,30 @@ def clockwork_searched(periods: list[int], max_tau: int, end: int) -> list[list[
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=3, unique=True), st.integers(1, 20), st.integers(0, 9))
 def test_clockwork_lengths_equal_a_search_over_groups(periods: list[int], max_tau: int, later: int) -> None:
     found = clockwork_path_lengths(periods, max_tau, max_tau + later)
-    assert found.tolist() == clockwork_searched(sorted(periods), max_tau, max_tau + later)
+    assert found.tolist() == clockwork_searched(periods, max_tau, max_tau + later)
+    for group, period in enumerate(periods):
+        path = clockwork_shortest_path(periods, group, max_tau, max_tau + later)
+        assert len(path) - 1 == found[group, max_tau]
+        assert path[0] == later
+        assert all(tick % period == 0 and later < tick <= max_tau + later for tick in path[1:])
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=3, unique=True), st.integers(1, 7), st.integers(0, 4))
+def test_clockwork_counts_equal_an_enumeration(periods: list[int], max_tau: int, later: int) -> None:
+    end = max_tau + later
+
+    def paths(group: int, t: int) -> int:
+        """Every way from a group at step t to the end."""
+        if t == end:
+            return 1
+        onward = [to for to, p in enumerate(periods) if (t + 1) % p == 0 and p <= periods[group]]
+        stays = [group] if (t + 1) % periods[group] else []
+        return sum(paths(to, t + 1) for to in onward + stays)
+
+    logs = clockwork_log10_path_counts(periods, max_tau, end)
+    for group in range(len(periods)):
+        for tau in range(max_tau + 1):
+            assert 10 ** logs[group, tau] == pytest.approx(paths(group, end - tau))
 
 
 def test_a_million_steps_are_fast() -> None:
@@ -180,8 +225,14 @@ def test_bad_input_is_named() -> None:
         count_paths([1], 4, components=0)
     with pytest.raises(ValueError, match="expected components >= 1, got 0"):
         log10_path_counts([1], 4, components=0)
-    with pytest.raises(ValueError, match="expected end >= 9, because max_tau steps lie before it, got 8"):
+    with pytest.raises(ValueError, match="expected end >= 9, because so many steps lie before it, got 8"):
         clockwork_path_lengths([1, 2], 9, end=8)
+    with pytest.raises(ValueError, match=r"expected distinct periods, got \[2, 2\]"):
+        clockwork_path_lengths([2, 2], 9)
+    with pytest.raises(ValueError, match="expected a group from 0 to 1, one for each of the periods, got 2"):
+        clockwork_shortest_path([1, 2], 2, 9)
+    with pytest.raises(TypeError, match="edges_of: expected a layer of mistrnn, got int"):
+        edges_of(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected periods to be whole numbers"):
         clockwork_path_lengths([0], 9)
     with pytest.raises(ValueError, match="suggest_delays: expected count to be a whole number >= 1, got 0"):

@@ -162,7 +162,7 @@ def zoneout_keeps_what_it_should_change(patch: pytest.MonkeyPatch, layer: Any) -
 def zoneout_stops_the_gradient_of_the_kept_value(patch: pytest.MonkeyPatch, layer: Any) -> None:
     read = Past.__call__
 
-    def detached(step: Any, x: Tensor, past: Past, zoneout: Any) -> tuple[Tensor, ...]:
+    def detached(step: Any, x: Tensor, past: Past, zoneout: Any, probes: Any = ()) -> tuple[Tensor, ...]:
         new = step(x, past)
         new = tuple(torch.where(zoneout[k], read(past, 1, k).detach(), value) for k, value in enumerate(new))
         past.append(new)

@@ -39,6 +39,14 @@ def test_gradients_name_how_far_each_line_reaches(tmp_path: Path) -> None:
     assert table.read_text() == "tau,a,b\n0,1.0,1.0\n1,0.5,0.5\n2,0.001,0.02\n"
 
 
+def test_no_line_is_left_out_however_many_there_are(tmp_path: Path) -> None:
+    lines = [Norms(f"after {k} steps", f"step_{k}", [1.0, 0.1 * k]) for k in range(1, 12)]
+    svg, _, table = draw_gradients(lines, tmp_path, "norms", title="")
+    words = "".join(ET.parse(svg).getroot().itertext())
+    assert all(f"after {k} steps" in words for k in range(1, 12))
+    assert table.read_text().splitlines()[0].endswith("step_11")
+
+
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
 def test_gradients_that_are_none_are_said(tmp_path: Path, value: float) -> None:
     with pytest.raises(UsageError, match="there is no gradient to draw"):

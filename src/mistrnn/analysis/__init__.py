@@ -5,7 +5,9 @@ from mistrnn.analysis.gradients import GradientNorms, gradient_norms, reach
 from mistrnn.analysis.ordered import Decomposition, Path, ordered_derivative
 from mistrnn.analysis.paths import (
     ShortestPaths,
+    clockwork_log10_path_counts,
     clockwork_path_lengths,
+    clockwork_shortest_path,
     count_paths,
     edges_of,
     log10_path_counts,
@@ -21,7 +23,9 @@ __all__ = [
     "Path",
     "ShortestPaths",
     "attention",
+    "clockwork_log10_path_counts",
     "clockwork_path_lengths",
+    "clockwork_shortest_path",
     "count_paths",
     "edges_of",
     "gradient_norms",

@@ -27,7 +27,7 @@ def attention(
     """Return the mixture weights a_t of equation (1), [N, T, B, D]: how much of each delayed state enters the next one.
 
     They sum to 1 over the delays, in the order of `layer.delays`; past a sequence's length they are 0. Arguments as in the
-    layer's own call.
+    layer's own call, for a batch of sequences.
 
     >>> layer = MIST(3, 8, delays=[1, 2, 4])
     >>> attention(layer, torch.randn(20, 2, 3)).shape
@@ -41,9 +41,10 @@ def attention(
         raise ValueError("attention: expected evaluation mode, because dropout and zoneout draw at random in training.")
     weights = layer._all_weights()
     like = weights[0]["weight_hh"]
+    if not isinstance(input, Tensor) or input.dim() != 3:
+        got = list(input.shape) if isinstance(input, Tensor) else type(input).__name__
+        raise ValueError(f"attention: expected a batch of sequences as a Tensor with three axes, got {got}.")
     _checks.check_input("MIST", input, layer.input_size, layer.batch_first, like)
-    if input.dim() != 3:
-        raise ValueError(f"attention: expected a batch of sequences, got input {list(input.shape)}.")
     if reset is not None:
         _checks.check_reset("MIST", reset, input.shape[:-1], "[B, T]" if layer.batch_first else "[T, B]", like)
     x = (input.transpose(0, 1) if layer.batch_first else input).to(like.dtype)

@@ -4,16 +4,20 @@ T time, B batch, H hidden; tau counts steps back from the step that the loss bel
 """
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mistrnn.layers import GRU, LSTM, RNN, RecurrentLayer
+from mistrnn.layers._layer import NewProbes
+from mistrnn.layers._torch_twin import TorchTwin
 
-TWINS = {nn.RNN: RNN, nn.LSTM: LSTM, nn.GRU: GRU}
+TWINS: dict[type[nn.RNNBase], type[TorchTwin]] = {nn.RNN: RNN, nn.LSTM: LSTM, nn.GRU: GRU}
 """Our layer with the same equations, which says what arrives at its states."""
 
 
@@ -22,13 +26,12 @@ class GradientNorms:
     """Norms of the full derivatives of a loss with respect to the states tau steps before it, means over the batch."""
 
     states: dict[str, Tensor]
-    """By the name of a state ("h", "c"; "l0.h", "l0_reverse.h" in a stack), [tau from 0 on]."""
+    """By the name of a state ("h", "c"; "l0.h" in a stack; with the module's name if there are several), [tau from 0 on]."""
 
     @property
     def h(self) -> Tensor:
         """The norms at the hidden state h, of the last layer if there are several."""
-        own = [name for name in self.states if name.split(".")[-1] == "h" and "reverse" not in name]
-        return self.states[own[-1]]
+        return [norms for name, norms in self.states.items() if name.split(".")[-1] == "h"][-1]
 
     def reach(self, share: float = 0.01) -> int:
         """Return the largest tau at which h still gets this share of its largest norm."""
@@ -43,6 +46,8 @@ def reach(norms: Tensor, share: float = 0.01) -> int:
     """
     if not 0 < share <= 1:
         raise ValueError(f"reach: expected a share above 0 and at most 1, got {share}.")
+    if not len(norms) or not norms.isfinite().all():
+        raise ValueError("reach: expected norms that are finite numbers, at least one of them.")
     largest = norms.max()
     enough = (norms >= share * largest).nonzero()
     return int(enough[-1]) if largest > 0 else -1
@@ -60,7 +65,9 @@ def gradient_norms(
 
     Our layers and torch.nn's RNN, LSTM and GRU inside the model are found by themselves; they run as one operator, without
     a graph of single steps. So are torch.nn's cells; any other module that is called once for each step, and returns its
-    new hidden state (or a tuple that begins with it), is named in `watch`.
+    new hidden state (or a tuple that begins with it), is named in `watch`. A watched module runs once over the sequence,
+    or piece after piece with its state handed on. Of a bidirectional layer the first direction is watched: to the second,
+    earlier steps are later ones.
 
     Args:
         model: the network.
@@ -71,7 +78,8 @@ def gradient_norms(
         watch: the recurrent modules to watch, if not all that are found.
 
     Returns:
-        The norms by state; those of the last layer's h as `.h`, and `.reach()`, the tau up to which 1% of it arrives.
+        The norms by state, in float64; those of the last layer's h as `.h`, and `.reach()`, the tau up to which 1% of it
+        arrives.
 
     >>> from mistrnn import MIST
     >>> layer = MIST(1, 16)
@@ -79,34 +87,76 @@ def gradient_norms(
     >>> found.h.shape
     torch.Size([100])
     """
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            "gradient_norms: expected to be called outside torch.inference_mode, which keeps no gradients."
+        )
     watched = _modules_to_watch(model, watch)
-    probes: dict[str, list[Tensor]] = {}
+    probes = _Probes()
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code would not see that it is watched
         for name, module in watched.items():
             stack.enter_context(_watching(module, f"{name}." if len(watched) > 1 else "", probes))
         value = loss(model(*inputs) if type(inputs) is tuple else model(inputs))
+        found = _derivatives(value, probes, list(watched))
+    norms: dict[str, Tensor] = {}  # [T, B] each
+    for name, pieces in found.items():
+        sizes = {piece.size(1) for piece in pieces}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"gradient_norms: expected {name} to run piece after piece of the same sequences, got batches of "
+                f"{', '.join(map(str, sorted(sizes)))}."
+            )
+        # In float64, because squares of float32's small numbers are zero long before the numbers are.
+        norms[name] = torch.cat([torch.linalg.vector_norm(piece, dim=-1, dtype=torch.float64) for piece in pieces])
+    return GradientNorms({name: by_tau(value, at) for name, value in norms.items()})
+
+
+class _Probes:
+    """The zeros beside the states of all watched modules, by state, in the order of time."""
+
+    def __init__(self) -> None:
+        self.by_state: dict[str, list[Tensor]] = {}
+        self.recording = True
+        """Not in the backward pass, where activation checkpointing runs modules again."""
+
+    def add(self, state: str, probe: Tensor) -> Tensor:
+        if self.recording:
+            self.by_state.setdefault(state, []).append(probe)
+        return probe
+
+
+def _derivatives(value: Any, probes: _Probes, watched: list[str]) -> dict[str, list[Tensor]]:
+    """Return the derivatives of the loss with respect to all probes."""
     if not isinstance(value, Tensor) or value.dim() != 0:
         got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"gradient_norms: expected the loss to be a scalar Tensor, got {got}.")
-    if not probes:
+    if not probes.by_state:
         raise ValueError(f"gradient_norms: expected the model to run {', '.join(watched)}, but it did not.")
-    if not value.requires_grad:
-        raise ValueError("gradient_norms: expected a loss that depends on the states, but it does not.")
-    every = [probe for parts in probes.values() for probe in parts]
-    found = iter(torch.autograd.grad(value, every, allow_unused=True, materialize_grads=True))
-    norms = {
-        name: torch.cat([next(found).norm(dim=-1) for _ in parts]) for name, parts in probes.items()
-    }  # [T, B] each
-    return GradientNorms({name: by_tau(value, at) for name, value in norms.items()})
+    every = [probe for pieces in probes.by_state.values() for probe in pieces]
+    probes.recording = False
+    gradients = torch.autograd.grad(value, every, allow_unused=True) if value.requires_grad else [None] * len(every)
+    if all(gradient is None for gradient in gradients):
+        raise ValueError(
+            "gradient_norms: expected a loss that depends on the states, but it does not (or reentrant activation "
+            "checkpointing hides them: use_reentrant=False)."
+        )
+    found = iter([torch.zeros_like(p) if g is None else g for p, g in zip(every, gradients, strict=True)])
+    return {state: [next(found) for _ in pieces] for state, pieces in probes.by_state.items()}
 
 
 def by_tau(norms: Tensor, at: int | Tensor | None) -> Tensor:  # [T, B] -> [tau]
     """Return the mean over the batch by the distance from step `at`; of the sequences that reach back so far."""
     steps, batch = norms.shape
-    ends = torch.as_tensor(steps - 1 if at is None else at, device=norms.device).expand(batch)
-    if steps == 0 or ends.dtype != torch.int64 or not bool(((ends >= 0) & (ends < steps)).all()):
-        raise ValueError(f"gradient_norms: expected `at` to be steps from 0 to {steps - 1}, got {at}.")
+    if not steps or not batch:
+        raise ValueError(f"gradient_norms: expected at least one step of one sequence, got {steps} of {batch}.")
+    ends = torch.as_tensor(steps - 1 if at is None else at, device=norms.device)
+    if ends.is_floating_point() or ends.shape not in ((), (batch,)) or not bool(((ends >= 0) & (ends < steps)).all()):
+        raise ValueError(
+            f"gradient_norms: expected `at` to be a step from 0 to {steps - 1}, or one for each of {batch} sequences, got {at}."
+        )
+    ends = ends.long().expand(batch)
     taus = torch.arange(int(ends.max()) + 1, device=norms.device).unsqueeze(1)  # [tau, 1]
     there = taus <= ends
     back = norms.gather(0, (ends - taus).clamp_min(0))
@@ -117,6 +167,8 @@ def _modules_to_watch(model: nn.Module, watch: nn.Module | Sequence[nn.Module] |
     names = {module: name or "model" for name, module in model.named_modules()}
     if watch is not None:
         wanted = [watch] if isinstance(watch, nn.Module) else list(watch)
+        if not wanted:
+            raise ValueError("gradient_norms: expected at least one module to watch, got an empty list.")
         for module in wanted:
             if module not in names:
                 raise ValueError(
@@ -134,24 +186,14 @@ def _modules_to_watch(model: nn.Module, watch: nn.Module | Sequence[nn.Module] |
 
 
 @contextlib.contextmanager
-def _watching(module: nn.Module, prefix: str, probes: dict[str, list[Tensor]]) -> Iterator[None]:
-    """Collect zeros beside the states of a module, in the order of time, while it runs."""
+def _watching(module: nn.Module, prefix: str, probes: _Probes) -> Iterator[None]:
+    """Collect zeros beside the states of a module while it runs."""
     if isinstance(module, RecurrentLayer):
-        with _watching_layer(module, module, prefix, probes):
+        with module.probed(_new_probes(module, prefix, probes)):
             yield
     elif isinstance(module, nn.RNNBase):
-        # torch's layers do not say what arrives at their states: their twin of ours runs instead.
-        twin = next(ours for theirs, ours in TWINS.items() if isinstance(module, theirs)).from_torch(module)
-        before = module.__dict__.get("forward")
-        with _watching_layer(twin, module, prefix, probes):
-            module.forward = lambda input, hx=None: twin(input, hx)
-            try:
-                yield
-            finally:
-                if before is None:
-                    del module.forward
-                else:
-                    module.forward = before
+        with _twin_instead(module, prefix, probes):
+            yield
     else:
         hook = module.register_forward_hook(lambda *call: _probed_cell(call[-1], module, prefix, probes))
         try:
@@ -161,39 +203,62 @@ def _watching(module: nn.Module, prefix: str, probes: dict[str, list[Tensor]]) -
 
 
 @contextlib.contextmanager
-def _watching_layer(
-    layer: RecurrentLayer, owner: nn.Module, prefix: str, probes: dict[str, list[Tensor]]
-) -> Iterator[None]:
-    like = next(owner.parameters())
-    many = layer.num_layers * layer.directions > 1
+def _twin_instead(module: nn.RNNBase, prefix: str, probes: _Probes) -> Iterator[None]:
+    """Run our layer of the same equations in the place of torch's, which does not say what arrives at its states."""
+    name = type(module).__name__
+    theirs: type[nn.RNNBase] | None = next((kind for kind in TWINS if isinstance(module, kind)), None)
+    if theirs is None or type(module).forward is not theirs.forward or "forward" in vars(module):
+        raise ValueError(
+            f"gradient_norms: expected torch.nn.RNN, LSTM or GRU as they are, got {name} with its own forward."
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about dropout that has no effect: torch has said so
+        twin = TWINS[theirs].from_torch(module)
+    with twin.probed(_new_probes(twin, prefix, probes)):
+        module.forward = lambda input, hx=None: twin(input, hx)
+        try:
+            yield
+        finally:
+            del module.forward
+
+
+def _new_probes(layer: RecurrentLayer, prefix: str, probes: _Probes) -> NewProbes:
+    many = layer.num_layers > 1
 
     def new(index: int, steps: int, batch: int) -> tuple[Tensor, ...]:
         number, direction = divmod(index, layer.directions)
-        place = f"l{number}{'_reverse' if direction else ''}." if many else ""
-        made = []
-        for component in layer.state_components:
+        if direction:
+            return ()
+        like = next(layer.parameters())
+        place = f"l{number}." if many else ""
+        return tuple(
             # One zero serves: nobody reads it.
-            zero = torch.zeros((), dtype=like.dtype, device=like.device)
-            made.append(zero.expand(steps, batch, layer.hidden_size).requires_grad_())
-            probes.setdefault(prefix + place + component, []).append(made[-1])
-        return tuple(made)
+            probes.add(
+                prefix + place + component,
+                torch.zeros((), dtype=like.dtype, device=like.device)
+                .expand(steps, batch, layer.hidden_size)
+                .requires_grad_(),
+            )
+            for component in layer.state_components
+        )
 
-    with layer.probed(new):
-        yield
+    return new
 
 
-def _probed_cell(output: Any, module: nn.Module, prefix: str, probes: dict[str, list[Tensor]]) -> Any:
-    """Return what a cell returned with zeros added to its state; a second tensor of a tuple is called c."""
-    parts = output if isinstance(output, tuple) else (output,)
-    if not parts or not isinstance(parts[0], Tensor) or parts[0].dim() != 2:
-        got = f"{list(parts[0].shape)}" if parts and isinstance(parts[0], Tensor) else type(output).__name__
+def _probed_cell(output: Any, module: nn.Module, prefix: str, probes: _Probes) -> Any:
+    """Return what a cell returned with zeros added to its state, wherever in it that stands."""
+    leaves, structure = tree_flatten(output)
+    names = ("h", "c") if isinstance(module, nn.LSTMCell) else ("h",)
+    if not leaves or not isinstance(leaves[0], Tensor) or leaves[0].dim() not in (1, 2):
+        got = f"{list(leaves[0].shape)}" if leaves and isinstance(leaves[0], Tensor) else type(output).__name__
         raise ValueError(
             f"gradient_norms: expected {type(module).__name__} to return its new hidden state [B, H], or a tuple that begins "
             f"with it, got {got}."
         )
-    changed = list(parts)
-    for k, name in enumerate(("h", "c")[: 2 if isinstance(module, nn.LSTMCell) else 1]):
-        probe = torch.zeros_like(parts[k]).unsqueeze(0).requires_grad_()  # [1, B, H]
-        probes.setdefault(prefix + name, []).append(probe)
-        changed[k] = parts[k] + probe[0]
-    return tuple(changed) if isinstance(output, tuple) else changed[0]
+    changed = list(leaves)
+    for name, state in zip(names, leaves, strict=False):
+        rows = state if state.dim() == 2 else state.unsqueeze(0)
+        probe = probes.add(prefix + name, torch.zeros_like(rows).unsqueeze(0).requires_grad_())  # [1, B, H]
+        moved = state + probe.view(state.shape)
+        changed = [moved if leaf is state else now for leaf, now in zip(leaves, changed, strict=True)]
+    return tree_unflatten(changed, structure)

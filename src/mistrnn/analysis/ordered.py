@@ -94,9 +94,9 @@ def ordered_derivative(
     """
     steps = _checked(layer, input)
     t = steps - 1 if t is None else t
-    if not isinstance(tau, int) or tau < 1:
+    if not isinstance(tau, int) or isinstance(tau, bool) or tau < 1:
         raise ValueError(f"ordered_derivative: expected tau to be a whole number >= 1, got {tau!r}.")
-    if not tau <= t < steps:
+    if not isinstance(t, int) or not tau <= t < steps:
         raise ValueError(
             f"ordered_derivative: expected {tau} <= t < {steps}, because t - tau and t are steps of it, got {t}."
         )
@@ -113,25 +113,22 @@ def ordered_derivative(
     factors = _factors(layer, input, t - tau, t)
     norms = {edge: float(torch.linalg.matrix_norm(factor, 2)) for edge, factor in factors.items()}
     paths: list[Path] = []
-
-    def follow(times: list[int], through: list[int], product: Tensor | None, passed: tuple[float, ...]) -> None:
-        """Go on from the end of a path until it comes to h_t."""
+    # Beginnings of paths: their times, the components they pass through, their product and the norms of its factors.
+    unfinished: list[tuple[tuple[int, ...], tuple[int, ...], Tensor | None, tuple[float, ...]]]
+    unfinished = [((t - tau,), (0,), None, ())]
+    while unfinished:
+        times, through, product, passed = unfinished.pop()
         if times[-1] == t:
-            if through[-1] == 0:
-                assert product is not None
-                norm = float(torch.linalg.matrix_norm(product, 2))
-                paths.append(Path(tuple(times), tuple(names[k] for k in through), product, norm, passed))
-            return
+            assert product is not None
+            norm = float(torch.linalg.matrix_norm(product, 2))
+            paths.append(Path(times, tuple(names[k] for k in through), product, norm, passed))
+            continue
         for delay in delays:
-            if times[-1] + delay > t:
-                break
-            for component in range(len(names)):
-                edge = (times[-1], through[-1], times[-1] + delay, component)
-                factor = factors[edge]
-                longer = factor if product is None else factor @ product
-                follow([*times, times[-1] + delay], [*through, component], longer, (*passed, norms[edge]))
-
-    follow([t - tau], [0], None, ())
+            later = times[-1] + delay
+            for component in range(len(names)) if later < t else (0,) if later == t else ():
+                edge = (times[-1], through[-1], later, component)
+                longer = factors[edge] if product is None else factors[edge] @ product
+                unfinished.append(((*times, later), (*through, component), longer, (*passed, norms[edge])))
     return Decomposition(
         _full(layer, input, t - tau, t), tuple(sorted(paths, key=lambda path: (path.edges, path.times)))
     )
@@ -139,14 +136,20 @@ def ordered_derivative(
 
 def _checked(layer: RecurrentLayer, input: Tensor) -> int:
     name = type(layer).__name__
+    if not isinstance(layer, RecurrentLayer):
+        raise TypeError(f"ordered_derivative: expected a layer of mistrnn, got {name}.")
+    like = next(layer.parameters())
     if layer.num_layers * layer.directions > 1:
         raise ValueError(f"ordered_derivative: expected one layer in one direction, got {layer}.")
     if layer.training and (layer.zoneout or layer.recurrent_dropout):
         raise ValueError(
             f"ordered_derivative: expected {name} in evaluation mode, because zoneout and dropout draw at random in training."
         )
-    if input.dim() != 2 or input.size(1) != layer.input_size:
-        raise ValueError(f"ordered_derivative: expected one sequence [T, {layer.input_size}], got {list(input.shape)}.")
+    if input.dim() != 2 or input.size(1) != layer.input_size or input.dtype != like.dtype:
+        raise ValueError(
+            f"ordered_derivative: expected one sequence [T, {layer.input_size}] in {like.dtype}, got {list(input.shape)} in "
+            f"{input.dtype}."
+        )
     return input.size(0)
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ Integers = NDArray[np.int64]
 UNREACHABLE = -1
 EXHAUSTIVE = 20_000
 """Up to so many sets of delays are tried out one by one; of more, `suggest_delays` searches a part."""
+LONGEST_IN_BLOCKS = 4096
+"""Up to this delay, counts are computed in blocks, whose matrices grow with its square."""
 CANDIDATES, WORK = 512, 2_000_000
 """Values that `suggest_delays` tries for a delay: as many, or for a long horizon fewer, WORK / horizon."""
 
@@ -34,6 +36,8 @@ def edges_of(layer: RecurrentLayer) -> tuple[int, ...]:
     >>> edges_of(MIST(1, 4, delays=[3, 5]))  # its gates read the last state, whatever the delays
     (1, 3, 5)
     """
+    if not isinstance(layer, RecurrentLayer):
+        raise TypeError(f"edges_of: expected a layer of mistrnn, got {type(layer).__name__}.")
     if isinstance(layer, Clockwork):
         raise ValueError("edges_of: expected a layer with the same edges at all steps; see clockwork_path_lengths.")
     if isinstance(layer, MIST):
@@ -106,6 +110,8 @@ def _with_delay(lengths: Integers, delay: int) -> Integers:
 
     The best over k uses of it is min over k of lengths[tau - k * delay] + k: a running minimum, along every delay-th tau.
     """
+    if delay >= len(lengths):
+        return lengths
     rows = -(-len(lengths) // delay)
     padded = np.full(rows * delay, lengths.max(), dtype=np.int64)
     padded[: len(lengths)] = lengths
@@ -149,6 +155,8 @@ def count_paths(delays: Sequence[int], tau: int, components: int = 1) -> int:
 def log10_path_counts(delays: Sequence[int], max_tau: int, components: int = 1) -> NDArray[np.float64]:  # [max_tau + 1]
     """Return log10 of the number of paths for every tau, -inf where there is none; the numbers grow exponentially.
 
+    A second or less for a million steps with delays up to 4096, 1 among them; some seconds otherwise.
+
     >>> 10 ** log10_path_counts([1, 2], 5)
     array([1., 1., 2., 3., 5., 8.])
     """
@@ -156,11 +164,20 @@ def log10_path_counts(delays: Sequence[int], max_tau: int, components: int = 1) 
     _check_tau(max_tau)
     if components < 1:
         raise ValueError(f"expected components >= 1, got {components}.")
-    longest = min(delays[-1], max_tau + 1)
-    edges = [delay for delay in delays if delay <= longest]
-    # A block of counts is a matrix times the counts before it; short enough that float64 holds its growth, which is at
-    # most (1 + components)-fold at a step.
-    block = int(900 / math.log2(1 + components))
+    edges = [delay for delay in delays if delay <= max_tau]
+    by_blocks = 1 in edges and edges[-1] <= LONGEST_IN_BLOCKS
+    return (
+        _counts_by_blocks(edges, max_tau, components) if by_blocks else _counts_one_by_one(edges, max_tau, components)
+    )
+
+
+def _counts_by_blocks(edges: Sequence[int], max_tau: int, components: int) -> NDArray[np.float64]:
+    """Return log10 of the counts; with a delay of 1 they never fall, so that a block can share one scale.
+
+    A block of counts is a matrix times the counts before it; short enough that float64 holds its growth, which is at most
+    (1 + components)-fold at a step.
+    """
+    longest, block = edges[-1], int(900 / math.log2(1 + components))
     matrix = np.zeros((longest + block, longest))
     matrix[:longest] = np.eye(longest)
     for row in range(longest, longest + block):
@@ -169,15 +186,31 @@ def log10_path_counts(delays: Sequence[int], max_tau: int, components: int = 1) 
     logs = np.zeros(max_tau + 1 + block)
     before, scale = np.zeros(longest), 0.0
     before[-1] = 1.0
-    with np.errstate(divide="ignore"):
-        for begin in range(1, max_tau + 1, block):
-            counts = matrix @ before
-            logs[begin : begin + block] = np.log10(counts) + scale
-            before = np.concatenate([before, counts])[-longest:]
-            if largest := before.max():
-                before, scale = before / largest, scale + math.log10(largest)
+    for begin in range(1, max_tau + 1, block):
+        counts = matrix @ before
+        logs[begin : begin + block] = np.log10(counts) + scale
+        before = np.concatenate([before, counts])[-longest:]
+        largest = before.max()
+        before, scale = before / largest, scale + math.log10(largest)
     logs[1:] -= math.log10(components)
     return logs[: max_tau + 1]
+
+
+def _counts_one_by_one(edges: Sequence[int], max_tau: int, components: int) -> NDArray[np.float64]:
+    """Return log10 of the counts, each with a scale of its own: neighbours may differ by any number of digits."""
+    logs = np.full(max_tau + 1, -math.inf)
+    logs[0] = 0.0
+    numbers, powers = [1.0] + [0.0] * max_tau, [0] * (max_tau + 1)  # the count is number * 2^power
+    for tau in range(1, max_tau + 1):
+        terms = [(numbers[tau - d], powers[tau - d]) for d in edges if d <= tau and numbers[tau - d]]
+        if not terms:
+            continue
+        largest = max(power for _, power in terms)
+        total = sum(math.ldexp(number, power - largest) for number, power in terms)
+        numbers[tau], extra = math.frexp(components * total)
+        powers[tau] = largest + extra
+        logs[tau] = math.log10(numbers[tau]) + powers[tau] * math.log10(2) - math.log10(components)
+    return logs
 
 
 def clockwork_path_lengths(periods: Sequence[int], max_tau: int, end: int | None = None) -> Integers:
@@ -192,13 +225,56 @@ def clockwork_path_lengths(periods: Sequence[int], max_tau: int, end: int | None
     array([[0, 1, 2, 3, 4, 5, 6, 7, 8],
            [0, 1, 1, 1, 1, 2, 2, 2, 2]])
     """
-    periods = _checked(periods, "periods")
-    _check_tau(max_tau)
-    end = max_tau if end is None else end
-    if end < max_tau:
-        raise ValueError(f"expected end >= {max_tau}, because max_tau steps lie before it, got {end}.")
+    end = _checked_clock(periods, max_tau, end)
     starts = end - np.arange(max_tau + 1)
     return np.stack([end // period - starts // period for period in periods])
+
+
+def clockwork_shortest_path(periods: Sequence[int], group: int, tau: int, end: int | None = None) -> list[int]:
+    """Return the times of one shortest path from a group (by its place in `periods`): its start, and its ticks after that.
+
+    >>> clockwork_shortest_path([1, 4], group=1, tau=10, end=17)
+    [7, 8, 12, 16]
+    """
+    end = _checked_clock(periods, tau, end)
+    if not 0 <= group < len(periods):
+        raise ValueError(f"expected a group from 0 to {len(periods) - 1}, one for each of the periods, got {group}.")
+    period, start = periods[group], end - tau
+    return [start, *range((start // period + 1) * period, end + 1, period)]
+
+
+def clockwork_log10_path_counts(
+    periods: Sequence[int], max_tau: int, end: int | None = None
+) -> NDArray[np.float64]:  # [periods, max_tau + 1]
+    """Return log10 of the number of paths from each group to the state at `end`, through any groups.
+
+    >>> 10 ** clockwork_log10_path_counts([1, 2], 4)
+    array([[1., 1., 1., 1., 1.],
+           [1., 2., 2., 3., 3.]])
+    """
+    end = _checked_clock(periods, max_tau, end)
+    own = np.array(periods)
+    readers = own[:, None] <= own  # [to, from] a group reads those of equal or longer period
+    logs = np.zeros((max_tau + 1, len(own)))
+    with np.errstate(divide="ignore"):
+        allowed = np.log(readers.astype(float))
+        for tau in range(1, max_tau + 1):
+            ticks = (end - tau + 1) % own == 0
+            onward = np.where(ticks[:, None], logs[tau - 1][:, None] + allowed, -np.inf)  # [to, from]
+            kept = np.where(ticks, -np.inf, logs[tau - 1])
+            logs[tau] = np.logaddexp(np.logaddexp.reduce(onward, axis=0), kept)
+    return logs.T / math.log(10)
+
+
+def _checked_clock(periods: Sequence[int], tau: int, end: int | None) -> int:
+    """Return the step at which the paths end."""
+    if len(_checked(periods, "periods")) < len(periods):
+        raise ValueError(f"expected distinct periods, got {list(periods)}.")
+    _check_tau(tau)
+    end = tau if end is None else end
+    if end < tau:
+        raise ValueError(f"expected end >= {tau}, because so many steps lie before it, got {end}.")
+    return end
 
 
 def suggest_delays(horizon: int, count: int) -> tuple[int, ...]:
@@ -206,7 +282,8 @@ def suggest_delays(horizon: int, count: int) -> tuple[int, ...]:
 
     Among equals, the shorter paths are on average, the better. All sets are compared where there are at most 20,000 of
     them, and the result is then the best there is; beyond, delays are improved one at a time from several starts, powers
-    of two among them, and the result is never worse than those.
+    of two among them, and the result is never worse than those. That takes some seconds up to 100,000 steps, and a minute
+    for a million.
 
     >>> suggest_delays(24, 3)
     (1, 5, 8)
@@ -214,7 +291,7 @@ def suggest_delays(horizon: int, count: int) -> tuple[int, ...]:
     (4, 7)
     """
     for name, value in (("horizon", horizon), ("count", count)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
             raise ValueError(f"suggest_delays: expected {name} to be a whole number >= 1, got {value!r}.")
     if count >= horizon:
         return tuple(range(1, horizon + 1))
@@ -234,7 +311,10 @@ def suggest_delays(horizon: int, count: int) -> tuple[int, ...]:
 
 def _starts(horizon: int, count: int) -> Iterator[tuple[int, ...]]:
     """Give sets of delays to improve: powers of two, and powers that end at several shares of the horizon."""
-    for last in [2 ** (count - 1), *(horizon / share for share in (2, 4, 8, 16, 32))]:
+    powers = [2**k for k in range(count) if 2**k <= horizon]
+    others = (number for number in range(2, horizon + 1) if number not in powers)
+    yield tuple(sorted([*powers, *islice(others, count - len(powers))]))
+    for last in (horizon / share for share in (2, 4, 8, 16, 32)):
         base = max(last, count) ** (1 / max(1, count - 1))
         delays: list[int] = []
         for k in range(count):

@@ -60,21 +60,25 @@ def gradients(
     fresh: Fresh = False,
 ) -> None:
     """Show how much of the last step's gradient arrives tau steps before it, untrained and in training."""
-    every = gradients_every or steps
+    every = steps if gradients_every is None else gradients_every
     given = {**locals(), "trials": 1, "group_size": None, "gradients_every": every, "validate_every": steps}
     study = study_from(given)
     with watched(study.total_steps, out) as (show, stop):
-        run_study(
+        (row,) = run_study(
             study, out, device=device, fresh=fresh, report=show.step, say=show.line, stop=stop,
             task=study_task(study, data),
         )  # fmt: skip
+    if row["status"] == "crashed":
+        raise UsageError(f"the training crashed: {row['error']}")
     found = Recorded(out).gradients()
     lines = []
     for step, norms in zip(found["step"].tolist(), found["norms"], strict=True):
-        lines.append(Norms("untrained" if step == 0 else f"after {step} steps", f"step_{step}", norms.tolist()))
-        print(
-            f"{lines[-1].label}: at least 1% of the largest gradient norm arrives up to {reach(norms)} steps before the loss"
-        )
+        label = "untrained" if step == 0 else f"after {step} steps"
+        if row["status"] == "diverged" and step >= row["steps"]:
+            print(f"{label}: the training had diverged at step {row['steps']}; a lower --learning-rate may help")
+            continue
+        lines.append(Norms(label, f"step_{step}", norms.tolist()))
+        print(f"{label}: at least 1% of the largest gradient norm arrives up to {reach(norms)} steps before the loss")
     name = f"{LAYERS[layer].__name__}, {hidden} units, on {task}"
     for path in draw_gradients(lines, out / "pictures", "gradients", title=name):
         print(path)
@@ -124,19 +128,25 @@ def paths(
         else:
             chosen = numbers("delays", delays)
             own = tuple(chosen) if isinstance(chosen, list) else tuple(2**k for k in range(chosen))
+            if not own:
+                raise UsageError(f"expected --delays to be a number >= 1 or a list such as 1,2,4, got {delays!r}.")
         found, counts = shortest_paths(own, tau), log10_path_counts(own, tau)
         path = shortest_path(own, tau)
+    except MemoryError as error:
+        raise UsageError(f"tau = {tau} and these delays take more memory than there is ({error}).") from error
     except ValueError as error:
         raise UsageError(str(error)) from error
     places = [f"t-{-time}" if time else "t" for time in path]
     print(f"delays: {', '.join(map(str, own))}")
-    print(f"shortest path over {tau} steps: {len(path) - 1} edges: {' -> '.join(_shortened(places))}")
+    print(f"shortest path over {tau} steps: {_edges(len(path) - 1)}: {' -> '.join(_shortened(places))}")
     print(f"all paths over {tau} steps: {_count(float(counts[tau]))}")
     worst = int(found.lengths.argmax())
     unreachable = int((found.lengths < 0).sum())
     note = f"; {unreachable} of these steps cannot be reached" if unreachable else ""
-    print(f"longest of the shortest paths up to {tau} steps: {found.lengths[worst]} edges, at {worst} steps{note}")
-    print(f"with the one delay 1, as in a simple RNN or an LSTM: {tau} edges")
+    print(
+        f"longest of the shortest paths up to {tau} steps: {_edges(int(found.lengths[worst]))}, at {worst} steps{note}"
+    )
+    print(f"with the one delay 1, as in a simple RNN or an LSTM: {_edges(tau)}")
     if csv is not None:
         rows = [
             {
@@ -149,6 +159,10 @@ def paths(
         ]
         save_rows(csv, rows)
         print(csv)
+
+
+def _edges(count: int) -> str:
+    return f"{count} edge{'' if count == 1 else 's'}"
 
 
 def _shortened(places: list[str], most: int = 12) -> list[str]:

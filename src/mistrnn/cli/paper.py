@@ -79,7 +79,8 @@ def figure1_command(
     if tau < 1:
         raise UsageError(f"expected --tau >= 1, got {tau}.")
     for architecture in figure1.ARCHITECTURES:
-        print(f"{architecture.name}: {len(architecture.path(tau)) - 1} edges over {tau} steps")
+        edges = len(architecture.path(tau)) - 1
+        print(f"{architecture.name}: {edges} edge{'' if edges == 1 else 's'} over {tau} steps")
     for path in draw_figure1(out, tau):
         print(path)
 

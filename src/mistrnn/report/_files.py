@@ -44,7 +44,7 @@ def save_figure(figure: Figure, folder: Path, name: str, rows: Sequence[Mapping[
 
 def save_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     """Write rows as CSV, the whole file or nothing."""
-    temporary = path.with_name(path.name + ".part")
+    temporary = path.parent / f"{path.name}.part"
     try:
         with open(temporary, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
@@ -52,4 +52,5 @@ def save_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
             writer.writerows(rows)
         os.replace(temporary, path)
     except OSError as error:
+        temporary.unlink(missing_ok=True)
         raise UsageError(f"cannot write {path}: {error.strerror}.") from error

@@ -134,13 +134,14 @@ def shortest_paths(studies: Sequence[Found], steps: int) -> Chart | None:
     for found in studies:
         layer = layer_class(found.study.layer)(1, found.study.hidden, **{**found.study.layer_options, "device": "meta"})
         if isinstance(layer, Clockwork):
-            lengths = clockwork_path_lengths(layer.periods, taus[-1])
-            lines[f"Clockwork, from its slowest group (period {max(layer.periods)})"] = lengths[-1][1:].tolist()
-            lines[f"Clockwork, from its fastest group (period {min(layer.periods)})"] = lengths[0][1:].tolist()
+            periods, lengths = layer.periods, clockwork_path_lengths(layer.periods, taus[-1])
+            for which, period in (("slowest", max(periods)), ("fastest", min(periods))):
+                name = f"Clockwork, from its {which} group (period {period})"
+                lines[name] = lengths[periods.index(period)][1:].tolist()
         else:
             edges = edges_of(layer)
-            name = {"rnn": "RNN, LSTM, GRU", "lstm": "RNN, LSTM, GRU", "gru": "RNN, LSTM, GRU"}.get(found.study.layer)
-            name = name or f"{type(layer).__name__}, delays {', '.join(map(str, edges))}"
+            delays = f"{type(layer).__name__}, delays {', '.join(map(str, edges))}"
+            name = "RNN, LSTM, GRU" if found.study.layer in ("rnn", "lstm", "gru") else delays
             reached = shortest_path_lengths(edges, taus[-1])[1:]
             lines[name] = [math.nan if length < 0 else length for length in reached.tolist()]
     series = [{"name": name, "lines": [line(taus, values)]} for name, values in lines.items()]

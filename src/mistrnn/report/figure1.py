@@ -51,7 +51,7 @@ def _draw(axes: Axes, architecture: Architecture, tau: int) -> None:
     axes.annotate("t", (0, 0), xytext=(8, 0), textcoords="offset points", va="center")
     edges = len(path) - 1
     axes.set_title(f"{architecture.name}: {edges} edge{'s' if edges > 1 else ''}", fontsize=11)
-    axes.set(xlim=(-tau - 1, 1.5), ylim=(-2.4, 2.4))
+    axes.set(xlim=(-max(tau, *architecture.delays) - 1, 1.5), ylim=(-2.4, 2.4))
     axes.axis("off")
 
 

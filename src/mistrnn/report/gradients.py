@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import matplotlib
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 
@@ -33,7 +35,10 @@ def draw_gradients(lines: Sequence[Norms], folder: Path, name: str, *, title: st
         raise UsageError("there is no gradient to draw: all norms are zero, infinite or not a number.")
     figure = Figure(figsize=(8, 4.8), layout="constrained")
     axes = figure.subplots()
-    for line, (colour, style) in zip(lines, STYLES, strict=False):
+    # Many lines are one thing at many steps: from dark to light, in their order.
+    many = matplotlib.colormaps["cividis"](np.linspace(0, 0.9, len(lines)))
+    styles = STYLES if len(lines) <= len(STYLES) else [(colour, "-") for colour in many]
+    for line, (colour, style) in zip(lines, styles, strict=False):
         for trial in line.trials:
             axes.plot(trial, color=colour, linewidth=0.6, alpha=0.35)
         far = reach(torch.tensor(line.mean))

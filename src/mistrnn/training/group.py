@@ -84,7 +84,7 @@ class Group:
         self._diverged_at = torch.where(broken & (self._diverged_at == 0), self.step, self._diverged_at)
         self._loss_sum += losses.double() / study.batch_size
         self._loss_steps += 1
-        if study.gradients_every and self.step % study.gradients_every == 0:
+        if study.gradients_every and (self.step % study.gradients_every == 0 or self.step == study.total_steps):
             self._measure_gradients()
         if self.step % study.validation_interval and self.step < study.total_steps:
             return False
@@ -177,8 +177,10 @@ class Group:
             )
 
         def norms(parameters: Tensors) -> Tensor:  # [T], by tau
-            found: Tensor = grad(loss)(probe, parameters).norm(dim=-1)  # [T, B]
-            return found.mean(-1).flip(0)
+            # In float64, because squares of float32's small numbers are zero long before the numbers are.
+            derivative: Tensor = grad(loss)(probe, parameters)  # [T, B, H]
+            by_step: Tensor = torch.linalg.vector_norm(derivative, dim=-1, dtype=torch.float64)  # [T, B]
+            return by_step.mean(-1).flip(0)
 
         with self._arithmetic():
             found = vmap(norms)(self.parameters).double().cpu()

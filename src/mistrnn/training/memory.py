@@ -58,12 +58,18 @@ def bytes_per_trial(study: Study, task: Task, device: torch.device) -> int:
     step = factor * (one + (two - one) * (study.batch_size - 1))
     width = study.dtype.itemsize * (study.hidden + task.input_size + task.output_size)
     validation = EVALUATION_FACTOR * _steps_at_once(study, task) * evaluation_batch(study, device) * width
+    if study.gradients_every:
+        step += (
+            3 * task.steps * study.batch_size * study.hidden * study.dtype.itemsize
+        )  # the derivatives, and their norms
     parameters = sum(value.numel() * value.element_size() for value in study.initial_parameters(0, task).values())
     # Parameters, gradients, their clipped form, two slots of the optimiser, the best.
     return max(step, validation) + 6 * parameters
 
 
 def _steps_at_once(study: Study, task: Task) -> int:
+    if study.gradients_every:  # measured through all steps, truncated or not
+        return task.steps
     return min(task.steps, study.truncate or task.steps)
 
 

@@ -56,7 +56,8 @@ class Study:
     validate_every: int | None = None
     """Optimisation steps between validations; the task's own number if left out."""
     gradients_every: int | None = None
-    """Optimisation steps between measurements of gradient norms (before the first step, too); none if left out."""
+    """Optimisation steps between measurements of gradient norms (and before the first and after the last); none if left
+    out."""
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work, before anything is written."""

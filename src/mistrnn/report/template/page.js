@@ -66,7 +66,7 @@ function draw(figure) {
 
   function render() {
     const width = Math.max(280, figure.clientWidth), height = Math.round(Math.min(340, Math.max(220, width * 0.55)));
-    const edge = { left: 62, right: 14, top: 10, bottom: 44 };
+    const edge = { left: 62, right: 26, top: 10, bottom: 44 };
     svg.replaceChildren();
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     const visible = spec.series.map((s, k) => [s, k]).filter(([, k]) => !state.hidden.has(k));
@@ -76,8 +76,10 @@ function draw(figure) {
       make("text", { x: width / 2, y: height / 2, "text-anchor": "middle", text: "nothing to show" }, svg);
       return;
     }
-    const x = scale(all.map((p) => p.x), edge.left, width - edge.right, state.xLog);
     const y = scale(all.map((p) => p.y), height - edge.bottom, edge.top, state.yLog);
+    // Long numbers get more room, before anything is placed.
+    edge.left = 28 + 7 * Math.max(4, ...y.ticks.map((t) => shown(t, spec.percent).length));
+    const x = scale(all.map((p) => p.x), edge.left, width - edge.right, state.xLog);
     for (const t of y.ticks) {
       make("line", { class: "grid", x1: edge.left, x2: width - edge.right, y1: y.place(t), y2: y.place(t) }, svg);
       make("text", { x: edge.left - 6, y: y.place(t) + 4, "text-anchor": "end", text: shown(t, spec.percent) }, svg);
