@@ -208,6 +208,17 @@ def test_paths_are_shown_and_written(mist: Mist, tmp_path: Path) -> None:
             "expected gradients_every to be a whole number >= 1, got 0.",
         ),
         (["reproduce", "figure1", "--tau", "0"], "expected --tau >= 1, got 0."),
+        (["reproduce", "table1", "--data", "nowhere"], "missing. Get it with: mist data mnist --dir nowhere"),
+        (
+            ["reproduce", "table1", "--data", "x", "--rows", "mist"],
+            "expected rows among rnn-198, lstm-100, clockwork-256,",
+        ),
+        (
+            ["reproduce", "table1", "--data", "x", "--seeds", "a"],
+            "expected --seeds to be a number or a list such as 1,2,4",
+        ),
+        (["reproduce", "figure3", "--rows", "gru"], "expected --rows among rnn, lstm, clockwork, mist, got gru."),
+        (["reproduce", "figure3", "--delays", "55"], "copy: expected delay to be a positive multiple of 10"),
         (["reproduce", "figure2", "--data", "nowhere"], "missing. Get it with: mist data mnist --dir nowhere"),
         (["attention", "nowhere", "--out", "x"], "nowhere: expected the folder of a study, and there is no study.json"),
         (
@@ -286,6 +297,65 @@ def test_figure1_is_made(mist: Mist, tmp_path: Path) -> None:
     assert status == 0
     assert "NARX RNN with 5 exponential delays (MIST): 3 edges over 21 steps" in out
     assert {path.name for path in tmp_path.iterdir()} == {"figure1.svg", "figure1.png", "figure1.csv"}
+
+
+def test_table1_shortened_says_so_and_ends_with_a_page(mist: Mist, tmp_path: Path) -> None:
+    data = write_mnist(tmp_path / "data", train=150)
+    command = [
+        "reproduce",
+        "table1",
+        "--data",
+        data,
+        "--out",
+        tmp_path / "t",
+        "--rows",
+        "rnn-198",
+        "--trials",
+        2,
+        "--steps",
+        1,
+    ]
+    status, out, err = mist(*command, "--seeds", "0,1")
+    assert (status, err) == (0, "")
+    assert re.search(r"^Simple RNN, 198 units +[\d.]+ ± [\d.]+ +12.90 ± 0.80 +not comparable: 2 trials", out, re.M)
+    assert "published ones" in out
+    assert re.search(r"^  Simple RNN, 198 units, seed 1 alone: [\d.]+ ± 0.00$", out, re.M)
+    assert "Shortened: 2 trials instead of 50 and 1 steps instead of 15,000." in out
+    assert out.splitlines()[-1] == f"report: {tmp_path / 't' / 'report.html'}"
+    assert "12.90 ± 0.80" in (tmp_path / "t" / "report.html").read_text()
+    status, again, _ = mist(*command, "--seeds", "0,1")
+    assert "step 1 of 1" not in again
+    assert re.findall(r"alone: .*", again) == re.findall(r"alone: .*", out)
+
+
+def test_figure3_shortened_says_so_and_ends_with_a_page(mist: Mist, tmp_path: Path) -> None:
+    shorter = ["--delays", 10, "--rows", "mist,rnn", "--trials", 2, "--steps", 2, "--out", tmp_path]
+    status, out, _ = mist("reproduce", "figure3", *shorter)
+    assert status == 0
+    for row in ("RNN, 203 units, delay 10", "MIST, 141 units, delay 10"):
+        assert re.search(rf"^{row} +[\d.]+ +0 of 2 +not comparable: the paper does not say *$", out, re.M)
+    assert "Shortened: 2 trials instead of 50 and 2 steps instead of 100,000." in out
+    assert (tmp_path / "report.html").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "copy-10-mist-seed-0",
+        "copy-10-rnn-seed-0",
+        "report.html",
+    ]
+
+
+def test_report_is_written_about_any_folder_and_names_what_is_broken(mist: Mist, tmp_path: Path) -> None:
+    assert mist("sweep", "copy", *SMALL, "--trials", 2, "--out", tmp_path / "all" / "mine")[0] == 0
+    (tmp_path / "all" / "broken").mkdir()
+    (tmp_path / "all" / "broken" / "study.json").write_text("{")
+    status, out, _ = mist("report", tmp_path / "all", tmp_path / "none", "--out", tmp_path / "page.html")
+    assert status == 0
+    assert f"not shown: {tmp_path}/all/broken/study.json: not readable as JSON" in out
+    assert f"not shown: {tmp_path}/none: there is no such folder." in out
+    assert "mine: MIST, 6 units, delays 3, on copy" in (tmp_path / "page.html").read_text()
+    status, _, err = mist("report", tmp_path / "none", "--out", tmp_path / "other.html")
+    assert status == 2
+    assert "expected at least one study to report on:" in err
+    assert not (tmp_path / "other.html").exists()
 
 
 def test_data_mnist_names_a_wrong_file(mist: Mist, tmp_path: Path) -> None:

@@ -1,0 +1,171 @@
+"""Ours beside published: which study belongs to which row, how seeds are pooled, and what the verdict says."""
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from mistrnn.errors import UsageError
+from mistrnn.layers import layer_class
+from mistrnn.paper import figure3, table1
+from mistrnn.paper.comparison import INSIDE, NOT_COMPARABLE, OUTSIDE, SeedRun, chosen_rows, resampled
+from mistrnn.tasks._mnist_files import PUBLISHED
+from mistrnn.training import Study
+
+MIST = next(row for row in table1.ROWS if row.key == "mist-139")
+
+
+def trials(errors: list[float | None]) -> tuple[dict[str, Any], ...]:
+    return tuple(
+        {
+            "trial": k,
+            "status": "diverged" if error is None else "ok",
+            "val_error": error,
+            "test_error": error,
+            "learning_rate": 10.0 ** -(1 + k % 3),
+        }
+        for k, error in enumerate(errors)
+    )
+
+
+def seed_run(error: float, seed: int = 0, data: str | None = PUBLISHED, **changes: Any) -> SeedRun:
+    study = MIST.with_settings(seed, changes.pop("trials", None), changes.pop("steps", None))
+    done = changes.pop("done", study.trials)
+    return SeedRun(study, trials([error] * done), data)
+
+
+def test_rows_are_the_papers() -> None:
+    printed = [
+        (row.key, round(100 * p.error, 2), round(100 * (p.deviation or 0), 2), p.log10_learning_rate)
+        for row, p in ((row, row.published) for row in table1.ROWS)
+    ]
+    assert printed == [
+        ("rnn-198", 12.9, 0.8, (-2.27, 0.10)),
+        ("lstm-100", 10.4, 0.7, (-1.11, 0.11)),
+        ("clockwork-256", 15.7, 1.2, (-1.91, 0.23)),
+        ("mist-139", 5.5, 0.2, (-1.35, 0.08)),
+        ("lstm-139", 8.8, 0.6, (-0.90, 0.26)),
+        ("lstm-512", 7.6, 0.7, (-1.08, 0.18)),
+        ("mist-512", 4.5, 0.1, (-1.19, 0.13)),
+    ]
+    for row in table1.ROWS:
+        study = row.study
+        assert (study.trials, study.steps, study.batch_size, study.optimizer) == (50, 15_000, 100, "sgd")
+        assert study.learning_rate is None
+    counts = {
+        row.key: layer_class(row.study.layer)(1, row.study.hidden).parameter_count() + 10 * (row.study.hidden + 1)
+        for row in table1.ROWS
+    }
+    assert counts["mist-139"] == 41_726
+    assert counts["lstm-100"] == 41_810
+    assert counts["rnn-198"] == 41_590
+    assert counts["mist-512"] == 535_578
+    assert counts["lstm-512"] == 1_057_802
+    assert [row.study.task_settings for row in table1.CONTROL_ROWS] == [{"last_pixels": 200}] * 2
+
+
+def test_a_row_owns_its_studies_whatever_their_seed_and_length() -> None:
+    assert MIST.owns(MIST.with_settings(3, 7, 20))
+    assert MIST.owns(Study(task="pmnist", layer="mist", hidden=139, precision="fp32", gradients_every=5))
+    for other in (
+        {"hidden": 140},
+        {"learning_rate": 0.1},
+        {"layer_options": {"layer_norm": True}},
+        {"task_settings": {"last_pixels": 200}},
+        {"optimizer": "adam"},
+        {"batch_size": 50},
+        {"truncate": 100},
+    ):
+        assert not MIST.owns(Study(**{"task": "pmnist", "layer": "mist", "hidden": 139, **other}))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (0.0585, INSIDE, "inside the published spread, 0.35 points higher"),
+        (0.0515, INSIDE, "inside the published spread, 0.35 points lower"),
+        (0.0591, OUTSIDE, "outside the published spread, 0.41 points higher"),
+        (0.0508, OUTSIDE, "outside the published spread, 0.42 points lower"),
+    ],
+)
+def test_verdict_is_two_published_deviations_wide(error: float, kind: str, words: str) -> None:
+    found = table1.comparison(MIST, [seed_run(error)])
+    assert (found.kind, found.verdict) == (kind, words)
+    assert found.difference == pytest.approx(error - 0.055)
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        (seed_run(0.055, trials=20), "20 trials instead of 50"),
+        (seed_run(0.055, steps=300), "300 steps instead of 15,000"),
+        (seed_run(0.055, done=12), "seed 0 has finished 12 of 50 trials"),
+        (seed_run(0.055, data="other"), "on files that are not the published ones"),
+    ],
+)
+def test_what_cannot_be_compared_says_why(run: SeedRun, reason: str) -> None:
+    found = table1.comparison(MIST, [run])
+    assert found.kind == NOT_COMPARABLE
+    assert found.verdict == f"not comparable: {reason}"
+    assert found.ours is not None
+
+
+def test_nothing_finished_and_nothing_published_are_said() -> None:
+    lost = SeedRun(MIST.study, trials([None] * 50), PUBLISHED)
+    assert table1.comparison(MIST, [lost]).verdict == "not comparable: no trial has finished"
+    control = table1.CONTROL_ROWS[1]
+    found = table1.comparison(control, [SeedRun(control.study, trials([0.06] * 50), PUBLISHED)])
+    assert found.verdict == "not comparable: published without a spread"
+    assert found.difference == pytest.approx(0.0)
+
+
+def test_seeds_are_pooled_by_resampling_and_listed_one_by_one() -> None:
+    runs = [
+        SeedRun(MIST.with_settings(seed, None, None), trials([base + 0.0002 * k for k in range(50)]), PUBLISHED)
+        for seed, base in ((1, 0.058), (0, 0.052))
+    ]
+    found = table1.comparison(MIST, runs)
+    assert [run.study.seed for run in found.seeds] == [0, 1]
+    assert [run.summary.test_error[0] for run in found.seeds] == pytest.approx([0.0524, 0.0584])
+    assert found.ours is not None
+    assert 0.0524 < found.ours[0] < 0.0584  # most of a sample's top 5 come from the better half
+    assert found.ours == table1.comparison(MIST, runs).ours  # the same samples each time
+
+
+def test_resampling_comes_to_the_exact_expectation() -> None:
+    errors = [0.1, 0.2, 0.4, 0.5, 0.9, None]
+    best = [min((e for e in pair if e is not None), default=None) for pair in combinations(errors, 2)]
+    exact = [error for error in best if error is not None]
+    (mean, spread), _ = resampled(trials(errors), 2, resamples=20_000)
+    assert mean == pytest.approx(sum(exact) / len(exact), abs=0.005)
+    assert spread == pytest.approx((sum((e - mean) ** 2 for e in exact) / len(exact)) ** 0.5, abs=0.005)
+
+
+def test_unknown_rows_are_named() -> None:
+    assert chosen_rows(table1.ROWS, ["mist-139"]) == [MIST]
+    assert chosen_rows(table1.ROWS, None) == list(table1.ROWS)
+    with pytest.raises(UsageError, match=r"expected rows among rnn-198, lstm-100, .* got 'mist-140'"):
+        chosen_rows(table1.ROWS, ["mist-140"])
+
+
+def outcome(layer: str, delay: int, error: float, *, control: bool = False, **shorter: int) -> str:
+    row = next(row for row in figure3.rows([delay], control=control) if row.study.layer == layer)
+    run = SeedRun(row.with_settings(0, shorter.get("trials"), shorter.get("steps")), trials([error] * 5))
+    return figure3.outcome(row, [run]).verdict
+
+
+def test_figure3_says_who_solves_it() -> None:
+    sizes = [(row.study.layer, row.study.hidden) for row in figure3.rows([50])]
+    assert sizes == [("rnn", 203), ("lstm", 100), ("clockwork", 264), ("mist", 141)]
+    assert outcome("mist", 400, 0.0) == "as published: solved"
+    assert outcome("mist", 50, 0.0, steps=1_000) == "as published: solved"
+    assert outcome("clockwork", 50, 0.04) == "as published: not solved"
+    assert outcome("clockwork", 50, 0.0) == "other than published: solved, and the paper says not"
+    assert outcome("clockwork", 50, 0.0, control=True) == "as published: solved"
+    assert outcome("lstm", 50, 0.07) == "other than published: not solved, and the paper says it is"
+    assert outcome("lstm", 100, 0.07) == "not comparable: the paper does not say"
+    short = "not comparable: not solved within 1,000 steps instead of 100,000"
+    assert outcome("lstm", 400, 0.07, steps=1_000) == short
+    assert outcome("mist", 400, 0.07, steps=1_000) == short
+    row = figure3.rows([50])[0]
+    assert figure3.outcome(row, [SeedRun(row.study, ())]).verdict == "not comparable: no trial has finished"
