@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from mistrnn import __main__, __version__, cli
+from mistrnn.cli import _app
 from mistrnn.training.group import Group
 from tests.tasks.idx_files import write_mnist
 
@@ -52,7 +53,7 @@ class Mist:
 
 @pytest.fixture
 def mist(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Mist:
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr(_app.console, "_width", 200)  # wide enough for every table
     return Mist(monkeypatch, capsys)
 
 
