@@ -113,7 +113,10 @@ def test_permuted_mnist_runs_from_files(mist: Mist, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["cpoy"], "expected a task among copy, addition, smnist, pmnist, got 'cpoy'."),
+        (
+            ["cpoy"],
+            "expected a task among copy, addition, smnist, pmnist, timit, mobiact, hapt, hapt-frames, got 'cpoy'.",
+        ),
         (["copy", "--layer", "mits"], "expected a layer among mist, narx, clockwork, rnn, lstm, gru, got 'mits'."),
         (["copy", "--delay", "55"], "copy: expected delay to be a positive multiple of 10"),
         (["copy", "--length", "20"], "copy: expected no setting length, because the task's own are: delay."),

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from mistrnn.analysis import gradient_norms
 from mistrnn.layers import LAYERS
-from mistrnn.tasks import Task, make_task
+from mistrnn.tasks import IGNORED, Task, make_task
+from mistrnn.tasks.hapt import prepare_hapt
 from mistrnn.training import Study
 from mistrnn.training.group import Group
+from tests.tasks.recorded_files import write_hapt
 from tests.tolerance import violations
 
 CPU = torch.device("cpu")
@@ -279,3 +281,96 @@ def test_gradient_norms_go_on_after_a_trial_is_lost(task: Task, monkeypatch: pyt
     assert len(group.records[0].gradients) < 5
     assert [step for step, _ in group.records[1].gradients] == [0, 5, 10, 15, 20]
     assert all(norms.isfinite().all() for _, norms in group.records[1].gradients)
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Task]:
+    """Sequences of unequal lengths: with a label for each frame (some without), and with one at the end."""
+    root = tmp_path_factory.mktemp("hapt")
+    source = write_hapt(root / "source")
+    prepare_hapt(source, root / "frames", frames=True)
+    prepare_hapt(source, root / "segments", frames=False)
+    return {
+        "hapt-frames": make_task("hapt-frames", data=root / "frames"),
+        "hapt": make_task("hapt", data=root / "segments"),
+    }
+
+
+def alone(task: Task, split: Any, index: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A sequence by itself: its frames without padding, [T, 1, I], where its targets are, and the targets."""
+    inputs, targets = task.batch(split, torch.tensor([index]), torch.float64)
+    length = int((inputs.abs().sum((1, 2)) > 0).nonzero().max()) + 1
+    places = (targets[:, 0] != IGNORED).nonzero().flatten()
+    return inputs[:length], places, targets[places, 0]
+
+
+@pytest.mark.parametrize("name", ["hapt-frames", "hapt"])
+@pytest.mark.parametrize("truncate", [None, 7])
+def test_unequal_lengths_train_as_each_sequence_alone(
+    name: str, truncate: int | None, recordings: dict[str, Task]
+) -> None:
+    own = recordings[name]
+    settings = study(task=name, task_settings={}, layer="lstm", hidden=5, trials=3, batch_size=4, truncate=truncate)
+    group = Group(settings, own, [0, 2], CPU)
+    index = group._next_index()
+    gradients, losses = group._gradients(*own.batch("train", index, torch.float64))
+    for row in range(2):
+        model = settings.model(own)
+        model.load_state_dict({key: value[row] for key, value in group.parameters.items()})
+        total, count = torch.zeros((), dtype=torch.float64), 0
+        for k in index[row].tolist():
+            inputs, places, targets = alone(own, "train", k)
+            pieces, state = [], None
+            for begin in range(0, len(inputs), truncate or len(inputs)):
+                scores, state = model(inputs[begin : begin + (truncate or len(inputs))], state)
+                state = tuple(part.detach() for part in state)
+                pieces.append(scores)
+            total = total + torch.nn.functional.cross_entropy(torch.cat(pieces)[places, 0], targets, reduction="sum")
+            count += len(targets)
+        loss = 4 * total / count
+        loss.backward()
+        torch.testing.assert_close(losses[row], loss.detach())
+        for key, parameter in model.named_parameters():
+            torch.testing.assert_close(gradients[key][row], parameter.grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["hapt-frames", "hapt"])
+@pytest.mark.parametrize("truncate", [None, 7])
+def test_unequal_lengths_are_evaluated_to_the_frame(
+    name: str, truncate: int | None, recordings: dict[str, Task]
+) -> None:
+    own = recordings[name]
+    settings = study(task=name, task_settings={}, layer="mist", hidden=5, trials=2, batch_size=4, truncate=truncate)
+    group = Group(settings, own, [0, 1], CPU)
+    found = group.evaluate(group.parameters, "test")
+    for row in range(2):
+        model = settings.model(own)
+        model.load_state_dict({key: value[row] for key, value in group.parameters.items()})
+        wrong = count = 0
+        for k in range(own.sizes["test"]):
+            inputs, places, targets = alone(own, "test", k)
+            with torch.no_grad():
+                wrong += int((model(inputs)[0][places, 0].argmax(-1) != targets).sum())
+            count += len(targets)
+        assert found[row] == wrong / count
+
+
+def test_gradient_norms_count_from_each_sequences_own_end(recordings: dict[str, Task]) -> None:
+    own = recordings["hapt"]
+    settings = study(task="hapt", task_settings={}, layer="rnn", hidden=5, trials=1, batch_size=4, gradients_every=1)
+    group = Group(settings, own, [0], CPU)
+    group._measure_gradients()
+    ((_, norms),) = group.records[0].gradients
+    model = settings.model(own)
+    model.load_state_dict({key: value[0] for key, value in group.parameters.items()})
+    single = []
+    for k in own.order("val")[:4].tolist():
+        inputs, _, targets = alone(own, "val", k)
+        single.append(
+            gradient_norms(
+                model, inputs, lambda r, y=targets: torch.nn.functional.cross_entropy(r[0][-1], y, reduction="sum")
+            ).h
+        )
+    for tau, norm in enumerate(norms.tolist()):
+        there = [values[tau].item() for values in single if tau < len(values)]
+        assert norm == pytest.approx(sum(there) / len(there), rel=1e-9)

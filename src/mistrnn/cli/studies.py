@@ -43,6 +43,9 @@ from mistrnn.layers import LAYERS
 from mistrnn.report import build_page
 from mistrnn.tasks import TASKS
 from mistrnn.tasks._mnist_files import MIRRORS, get
+from mistrnn.tasks.hapt import prepare_hapt
+from mistrnn.tasks.mobiact import prepare_mobiact
+from mistrnn.tasks.timit import prepare_timit
 from mistrnn.training import Study, run_study, study_task, summarise
 
 
@@ -132,6 +135,33 @@ def layers() -> None:
     for name, kind in LAYERS.items():
         table.add_row(name, (kind.__doc__ or "").split("\n")[0].split(";")[0])
     console.print(table)
+
+
+From = Annotated[Path, typer.Option("--from", help="The data set as it was downloaded: a folder or a zip archive.")]
+PreparedIn = Annotated[Path, typer.Option("--dir", help="The folder to make.")]
+
+
+@data_app.command()
+def timit(place: From, folder: PreparedIn) -> None:
+    """Prepare TIMIT, or the sample of it that comes with NLTK."""
+    prepare_timit(place, folder, print)
+
+
+@data_app.command()
+def mobiact(place: From, folder: PreparedIn) -> None:
+    """Prepare MobiAct v2.0."""
+    prepare_mobiact(place, folder, print)
+
+
+@data_app.command()
+def hapt(
+    place: From,
+    folder: PreparedIn,
+    frames: Annotated[bool, typer.Option("--frames", help="Whole recordings, for hapt-frames.")] = False,
+    downsample: Annotated[int, typer.Option("--downsample", help="Means of so many samples.")] = 1,
+) -> None:
+    """Prepare HAPT: labelled segments, or whole recordings."""
+    prepare_hapt(place, folder, frames=frames, downsample=downsample, say=print)
 
 
 @data_app.command()

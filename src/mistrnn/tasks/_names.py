@@ -7,9 +7,12 @@ from mistrnn.errors import UsageError
 from mistrnn.tasks._task import Task
 from mistrnn.tasks.addition import Addition
 from mistrnn.tasks.copy import Copy
+from mistrnn.tasks.hapt import Hapt, HaptFrames
 from mistrnn.tasks.mnist import PermutedMNIST, SequentialMNIST
+from mistrnn.tasks.mobiact import MobiAct
+from mistrnn.tasks.timit import Timit
 
-KINDS: tuple[type[Task], ...] = (Copy, Addition, SequentialMNIST, PermutedMNIST)
+KINDS: tuple[type[Task], ...] = (Copy, Addition, SequentialMNIST, PermutedMNIST, Timit, MobiAct, Hapt, HaptFrames)
 TASKS = {kind.name: kind for kind in KINDS}
 
 

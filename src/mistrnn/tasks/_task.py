@@ -13,6 +13,9 @@ from torch import Tensor
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
+IGNORED = -100
+"""The target of a step that has none: padding after a sequence's end, a frame without a label."""
+
 
 class Task(ABC):
     """A task of the paper with its own protocol: sizes, preprocessing, validation interval, optimisation steps."""
@@ -38,7 +41,7 @@ class Task(ABC):
     input_size: int
     output_size: int
     steps: int
-    """T, the length of the sequences."""
+    """T, the length of the sequences; of the longest, where they differ."""
     sizes: dict[Split, int]
     """How many sequences each split has."""
     data_identity: str | None = None
@@ -54,22 +57,36 @@ class Task(ABC):
 
     @abstractmethod
     def batch(self, split: Split, index: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """Return the sequences at index [..., B]: inputs [..., T, B, I], targets [..., T, B] or, at the end only, [..., B]."""
+        """Return the sequences at index [..., B]: inputs [..., T, B, I], targets [..., T, B] or, at the end only, [..., B].
+
+        Sequences of unequal length are padded after their end, with targets IGNORED: nothing from there comes back to them,
+        because the models read forwards. One that has a single label has it at its own last step.
+        """
 
     @abstractmethod
     def to(self, device: torch.device | str) -> "Task":
         """Move the data to the device, once, and return the task."""
 
-    def loss(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of a batch: the number of sequences times the mean cross entropy.
+    def order(self, split: Split) -> Tensor:
+        """Return the order in which a split is evaluated: any; similar lengths beside each other need less padding."""
+        return torch.arange(self.sizes[split])
 
-        The factor matters, because gradients are clipped afterwards (docs/protocol.md).
+    def count(self, targets: Tensor) -> Tensor:
+        """Return how many targets there are."""
+        return (targets != IGNORED).sum()
+
+    def loss(self, scores: Tensor, targets: Tensor, count: Tensor | None = None) -> Tensor:
+        """Return the loss of a batch: the number of sequences times the mean cross entropy over all targets.
+
+        The factor matters, because gradients are clipped afterwards (docs/protocol.md). Of a piece of a batch, `count` is the
+        number of targets in the whole: the losses of all pieces add up to that of the batch.
         """
-        return targets.size(-1) * F.cross_entropy(scores.flatten(0, -2), targets.flatten())
+        total = F.cross_entropy(scores.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+        return targets.size(-1) * total / (self.count(targets) if count is None else count)
 
     def errors(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of errors over all targets; divided by their number it is the error."""
-        return (scores.argmax(-1) != targets).sum().double()
+        return ((scores.argmax(-1) != targets) & (targets != IGNORED)).sum().double()
 
     def generator(self, seed: int, split: Split) -> torch.Generator:
         """Return the source of randomness for one split of made data: no two splits share one."""

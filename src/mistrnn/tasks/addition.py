@@ -54,7 +54,7 @@ class Addition(Task):
         targets = values.gather(-1, marked).sum(-1)
         return torch.stack([values, markers], dim=-1).transpose(-2, -3), targets
 
-    def loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, scores: Tensor, targets: Tensor, count: Tensor | None = None) -> Tensor:
         """Return the number of sequences times the mean squared error."""
         return (scores.squeeze(-1) - targets).square().sum()
 

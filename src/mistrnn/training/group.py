@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, grad_and_value, vmap
 
-from mistrnn.tasks import Split, Task
+from mistrnn.analysis.gradients import by_tau
+from mistrnn.tasks import IGNORED, Split, Task
 from mistrnn.training.capture import Captured
 from mistrnn.training.optimizers import Optimizer, Tensors, clip, schedule_factor
 from mistrnn.training.study import Study
@@ -60,8 +61,8 @@ class Group:
         self._diverged_at = torch.zeros(len(trials), dtype=torch.int64, device=device)  # 0: not yet
         self._loss_steps = 0
         self._order: Tensor | None = None
-        self._captured: Captured | None = None
-        """On a GPU, the gradients as a recording; it knows the stacked parameters by their place in memory."""
+        self._captured: dict[torch.Size, Captured] = {}
+        """On a GPU, the gradients as recordings, one for each shape; they know the parameters by their place in memory."""
         self._epoch = -1
 
     @property
@@ -95,25 +96,24 @@ class Group:
         """Return the error of each stacked model on a whole split; truncation bounds the memory here, too."""
         every_step, chunk = self.task.every_step, self.study.truncate or self.task.steps
         totals: list[Tensor] = []
-        targets_seen = 0
+        counts: list[Tensor] = []
 
         def errors(parameters: Tensors, state: Any, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Any]:
             scores, state = functional_call(self.model, parameters, (inputs, state))
             return self.task.errors(scores, targets), state
 
         with torch.no_grad(), self._arithmetic():
-            everything = torch.arange(self.task.sizes[split], device=self.device)
-            for index in torch.split(everything, evaluation_batch(self.study, self.device)):
+            for index in torch.split(self.task.order(split).to(self.device), evaluation_batch(self.study, self.device)):
                 inputs, targets = self.task.batch(split, index, self.study.dtype)
-                targets_seen += targets.numel()
+                counts.append(self.task.count(targets))
                 state: Any = None
-                for begin in range(0, self.task.steps, chunk):
+                for begin in range(0, inputs.size(0), chunk):
                     wanted = targets[begin : begin + chunk] if every_step else targets
                     dims = (0, None if state is None else 0, None, None)
                     found, state = vmap(errors, in_dims=dims)(parameters, state, inputs[begin : begin + chunk], wanted)
-                    if every_step or begin + chunk >= self.task.steps:
+                    if every_step or begin + chunk >= inputs.size(0):
                         totals.append(found)
-        values: list[float] = (torch.stack(totals).sum(0) / targets_seen).tolist()
+        values: list[float] = (torch.stack(totals).sum(0) / torch.stack(counts).sum()).tolist()
         return values
 
     def _clipped_gradients(self, inputs: Tensor, targets: Tensor) -> tuple[Tensors, Tensor, Tensor]:
@@ -125,45 +125,49 @@ class Group:
 
         if self.device.type != "cuda":
             return compute(inputs, targets)
-        if self._captured is None:
-            self._captured = Captured(compute, inputs, targets)
-        found: tuple[Tensors, Tensor, Tensor] = self._captured(inputs, targets)
+        if inputs.shape not in self._captured:
+            self._captured[inputs.shape] = Captured(compute, inputs, targets)
+        found: tuple[Tensors, Tensor, Tensor] = self._captured[inputs.shape](inputs, targets)
         return found
 
     def _gradients(self, inputs: Tensor, targets: Tensor) -> tuple[Tensors, Tensor]:
         """Return each trial's gradients and loss [E], by backpropagation through all steps or through chunks of them."""
-        every_step, chunk = self.task.every_step, self.study.truncate or self.task.steps
+        every_step, chunk, steps = self.task.every_step, self.study.truncate or self.task.steps, inputs.size(1)
         gradients: Tensors = {}
         losses = inputs.new_zeros(inputs.size(0))
+        counts = vmap(self.task.count)(targets)  # [E] a mean over all targets is the sum over chunks
         state: Any = None
-        for begin in range(0, self.task.steps, chunk):
+
+        def loss(parameters: Tensors, state: Any, x: Tensor, y: Tensor, count: Tensor) -> tuple[Tensor, Any]:
+            scores, after = functional_call(self.model, parameters, (x, state))
+            return self.task.loss(scores, y, count), after
+
+        for begin in range(0, steps, chunk):
             part = inputs[:, begin : begin + chunk]
             wanted = targets[:, begin : begin + chunk] if every_step else targets
-            last = begin + chunk >= self.task.steps
-            # Losses are means over all steps: a chunk counts by its share of them.
-            share = part.size(1) / self.task.steps if every_step else float(last)
-
-            def loss(parameters: Tensors, state: Any, x: Tensor, y: Tensor, share: float = share) -> tuple[Tensor, Any]:
-                scores, after = functional_call(self.model, parameters, (x, state))
-                return share * self.task.loss(scores, y), after
-
-            dims = (0, None if state is None else 0, 0, 0)
+            dims = (0, None if state is None else 0, 0, 0, 0)
             with self._arithmetic():
-                if share:
+                if every_step or begin + chunk >= steps:
                     found, (value, state) = vmap(grad_and_value(loss, has_aux=True), in_dims=dims)(
-                        self.parameters, state, part, wanted
+                        self.parameters, state, part, wanted, counts
                     )
                     losses = losses + value
                     gradients = {name: gradients[name] + g for name, g in found.items()} if gradients else found
                 else:
                     with torch.no_grad():
-                        _, state = vmap(loss, in_dims=dims)(self.parameters, state, part, wanted)
+                        _, state = vmap(loss, in_dims=dims)(self.parameters, state, part, wanted, counts)
         return gradients, losses
 
     def _measure_gradients(self) -> None:
-        """Note how much of the gradient of the last step's loss arrives at earlier states, on one validation batch."""
-        index = torch.arange(min(self.study.batch_size, self.task.sizes["val"]), device=self.device)
+        """Note how much of the gradient of each sequence's last loss arrives at earlier states, on one validation batch."""
+        index = self.task.order("val")[: self.study.batch_size].to(self.device)
         inputs, targets = self.task.batch("val", index, self.study.dtype)
+        last = inputs.size(0) - 1
+        ends = torch.full_like(index, last)
+        if self.task.every_step:
+            steps = torch.arange(inputs.size(0), device=self.device).unsqueeze(1)
+            ends = torch.where(targets != IGNORED, steps, 0).amax(0)
+            targets = targets.masked_fill(steps != ends, IGNORED)
         layer = self.model.layer
         probe = inputs.new_zeros(()).expand(*inputs.shape[:2], layer.hidden_size)
         top = (layer.num_layers - 1) * layer.directions
@@ -172,20 +176,18 @@ class Group:
             others = (probe.detach(),) * (len(layer.state_components) - 1)
             with layer.probed(lambda k, steps, batch: (probe, *others) if k == top else ()):
                 scores, _ = functional_call(self.model, parameters, (inputs,))
-            return (
-                self.task.loss(scores[-1:], targets[-1:]) if self.task.every_step else self.task.loss(scores, targets)
-            )
+            return self.task.loss(scores, targets)
 
-        def norms(parameters: Tensors) -> Tensor:  # [T], by tau
+        def norms(parameters: Tensors) -> Tensor:  # [T, B]
             # In float64, because squares of float32's small numbers are zero long before the numbers are.
             derivative: Tensor = grad(loss)(probe, parameters)  # [T, B, H]
-            by_step: Tensor = torch.linalg.vector_norm(derivative, dim=-1, dtype=torch.float64)  # [T, B]
-            return by_step.mean(-1).flip(0)
+            found: Tensor = torch.linalg.vector_norm(derivative, dim=-1, dtype=torch.float64)
+            return found
 
         with self._arithmetic():
-            found = vmap(norms)(self.parameters).double().cpu()
+            found = vmap(norms)(self.parameters)
         for k, values in zip(self.running, found, strict=True):
-            self.records[k].gradients.append((self.step, values))
+            self.records[k].gradients.append((self.step, by_tau(values, ends).cpu()))
 
     def _next_index(self) -> Tensor:  # [E, B]
         """Return the next minibatch of each running trial; an epoch's incomplete last one is left out."""
@@ -230,7 +232,7 @@ class Group:
             for slot, values in self.optimizer.slots.items()
         }
         self._loss_sum, self._diverged_at = self._loss_sum[index], self._diverged_at[index]
-        self._rates, self._order, self._captured = self._learning_rates(), None, None
+        self._rates, self._order, self._captured = self._learning_rates(), None, {}
 
     def _learning_rates(self) -> Tensor:  # [E]
         rates = [self.study.learning_rate_of(self.records[k].trial) for k in self.running]
@@ -287,4 +289,4 @@ class Group:
         if "gradients" in tensors:  # checkpoints of earlier versions have none
             for (k, step), norms in zip(tensors["gradients_at"].tolist(), tensors["gradients"].cpu(), strict=True):
                 self.records[int(k)].gradients.append((int(step), norms))
-        self._rates, self._order, self._captured = self._learning_rates(), None, None
+        self._rates, self._order, self._captured = self._learning_rates(), None, {}

@@ -1,0 +1,260 @@
+"""Prepared recordings: frames of all recordings one after the other, memory-mapped, with a list of what they are.
+
+recordings.json   format, name of the data set, classes, and for each recording: id, group (speaker, user), split, frames
+inputs.npy        [frames, I] float32
+labels.npy        [frames] int16, the class of each frame; -1 where it has none
+
+Preparing writes one recording at a time beside the folder, goes on after an interruption, and puts the folder in its
+place in one move when all is there: a folder that exists is complete.
+"""
+
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mistrnn.errors import UsageError
+from mistrnn.tasks._task import IGNORED, Split, Task
+
+FORMAT = 1
+BUCKET = 32
+"""Batches are padded to a multiple of so many steps: few shapes, so that a GPU's recordings are made few times."""
+
+Frames = tuple[NDArray[np.float32], NDArray[np.int16]]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One recording, and where its frames lie."""
+
+    id: str
+    group: str
+    split: Split | None
+    frames: int
+
+
+@dataclass(frozen=True)
+class Item:
+    """A recording to prepare: `load` reads it when its turn comes."""
+
+    id: str
+    group: str
+    split: Split | None
+    load: Callable[[], Frames]
+
+
+def prepare(
+    folder: Path,
+    name: str,
+    classes: Sequence[str],
+    items: Sequence[Item],
+    say: Callable[[str], None] = lambda line: None,
+    note: str = "",
+) -> None:
+    """Prepare all items into a folder; whatever an earlier, interrupted call has prepared is not read again."""
+    if folder.exists():
+        raise UsageError(f"{folder} is there already; remove it to prepare it again, or use another folder.")
+    if not items:
+        raise UsageError(f"{name}: expected recordings, and found none.")
+    parts = folder.with_name(folder.name + ".part")
+    try:
+        parts.mkdir(parents=True, exist_ok=True)
+        recordings = []
+        for number, item in enumerate(items):
+            place = parts / f"{hashlib.sha256(item.id.encode()).hexdigest()[:24]}.npz"
+            frames = _kept(place)
+            if frames is None:
+                inputs, labels = item.load()
+                frames = len(inputs)
+                assert len(labels) == frames, item.id
+                with open(place.with_suffix(".new"), "wb") as file:
+                    np.savez(file, inputs=inputs, labels=labels)
+                os.replace(place.with_suffix(".new"), place)
+            recordings.append((place, Recording(item.id, item.group, item.split, frames)))
+            if (number + 1) % 100 == 0 or number + 1 == len(items):
+                say(f"{number + 1} of {len(items)} recordings")
+        _assemble(parts, recordings, name, classes, note)
+        for place in parts.glob("*.np[zw]"):
+            place.unlink()
+        for place in parts.glob("*.new"):
+            place.unlink()
+        os.replace(parts, folder)
+    except OSError as error:
+        raise UsageError(f"cannot write to {parts}: {error.strerror or error}.") from error
+    say(f"{folder}: {len(items)} recordings, {sum(r.frames for _, r in recordings):,} frames")
+
+
+def _kept(place: Path) -> int | None:
+    """Return the frames of a recording that is prepared already, or None."""
+    try:
+        with open(place, "rb") as file, np.load(file) as stored:
+            return len(stored["labels"])
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError):
+        return None
+
+
+def _assemble(
+    parts: Path, recordings: Sequence[tuple[Path, Recording]], name: str, classes: Sequence[str], note: str
+) -> None:
+    """Write all frames one after the other, a recording at a time, and the list of them with checksums."""
+    total = sum(recording.frames for _, recording in recordings)
+    with np.load(recordings[0][0]) as first:
+        size = first["inputs"].shape[1]
+    inputs = np.lib.format.open_memmap(parts / "inputs.npy", mode="w+", dtype=np.float32, shape=(total, size))
+    labels = np.lib.format.open_memmap(parts / "labels.npy", mode="w+", dtype=np.int16, shape=(total,))
+    at = 0
+    for place, recording in recordings:
+        with np.load(place) as stored:
+            inputs[at : at + recording.frames] = stored["inputs"]
+            labels[at : at + recording.frames] = stored["labels"]
+        at += recording.frames
+    inputs.flush()
+    labels.flush()
+    del inputs, labels
+    about = {
+        "format": FORMAT,
+        "name": name,
+        "note": note,
+        "classes": list(classes),
+        "sha256": {file: _checksum(parts / file) for file in ("inputs.npy", "labels.npy")},
+        "recordings": [asdict(recording) for _, recording in recordings],
+    }
+    (parts / "recordings.json").write_text(json.dumps(about, indent=1) + "\n")
+
+
+def _checksum(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+class Recordings:
+    """A prepared data set, memory-mapped."""
+
+    def __init__(self, folder: Path, command: str) -> None:
+        path = folder / "recordings.json"
+        if not path.exists():
+            raise UsageError(
+                f"{folder}: expected prepared recordings, and there is no recordings.json. Make it with: {command}"
+            )
+        try:
+            about: dict[str, Any] = json.loads(path.read_text())
+            if about.get("format") != FORMAT:
+                raise UsageError(f"{path}: expected format {FORMAT}, got {about.get('format')!r}; prepare it again.")
+            self.name, self.note, self.classes = str(about["name"]), str(about["note"]), list(about["classes"])
+            self.recordings = [Recording(**one) for one in about["recordings"]]
+            self.identity = hashlib.sha256("".join(about["sha256"].values()).encode()).hexdigest()[:16]
+            # Mapped, each process for itself: torch wants memory that can be written, and the file must not change.
+            self.inputs = np.load(folder / "inputs.npy", mmap_mode="c")
+            self.labels = np.load(folder / "labels.npy", mmap_mode="c")
+        except UsageError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
+            raise UsageError(f"{folder}: not readable as prepared recordings ({error}); prepare it again.") from error
+        total = sum(recording.frames for recording in self.recordings)
+        if self.inputs.shape[:1] != (total,) or self.labels.shape != (total,) or self.inputs.ndim != 2:
+            raise UsageError(
+                f"{folder}: expected {total} frames, got inputs {list(self.inputs.shape)} and labels "
+                f"{list(self.labels.shape)}: truncated? Prepare it again."
+            )
+
+
+class RecordingTask(Task):
+    """A task on prepared recordings: a label for each frame, or one for each recording, at its last frame."""
+
+    needs_data = True
+    every_step = True
+    one_label: bool = False
+    """Whether a recording has a single label, which is asked for at its end."""
+
+    def __init__(self, data: Path, seed: int = 0) -> None:
+        recordings = Recordings(data, self.data_command)
+        self.classes = recordings.classes
+        self.input_size, self.output_size = int(recordings.inputs.shape[1]), len(recordings.classes)
+        self.data_identity, self.data_note = recordings.identity, recordings.note
+        # A view of the mapped file: pages are read when they are needed.
+        self._inputs = torch.from_numpy(recordings.inputs)
+        self._labels = torch.from_numpy(recordings.labels)
+        lengths = torch.tensor([recording.frames for recording in recordings.recordings])
+        starts = lengths.cumsum(0) - lengths
+        self._starts: dict[Split, Tensor] = {}
+        self._lengths: dict[Split, Tensor] = {}
+        for split, chosen in self.split(recordings.recordings).items():
+            if not chosen:
+                raise UsageError(f"{self.name}: expected recordings to {split} on, and {data} has none.")
+            self._starts[split], self._lengths[split] = starts[chosen], lengths[chosen]
+        self.sizes = {split: len(chosen) for split, chosen in self._starts.items()}
+        self.steps = _bucketed(int(lengths.max()))
+        counts = torch.zeros(self.output_size, dtype=torch.int64)
+        self._commonest = self._class_counts("train", counts).argmax()
+        tested = self._class_counts("test", counts)
+        self.trivial_error = 1 - int(tested[self._commonest]) / int(tested.sum())
+
+    def split(self, recordings: Sequence[Recording]) -> dict[Split, list[int]]:
+        """Return which recordings belong to each split: as they were prepared."""
+        found: dict[Split, list[int]] = {"train": [], "val": [], "test": []}
+        for number, recording in enumerate(recordings):
+            if recording.split is not None:
+                found[recording.split].append(number)
+        return found
+
+    def _class_counts(self, split: Split, counts: Tensor) -> Tensor:
+        """Return how often each class is a target."""
+        for index in torch.split(torch.arange(self.sizes[split]), 64):
+            _, targets = self.batch(split, index)
+            counts = counts + torch.bincount(targets[targets != IGNORED], minlength=self.output_size)
+        return counts
+
+    def trivial_output(self) -> Tensor:
+        """Return a preference for the commonest class of the training set."""
+        return torch.nn.functional.one_hot(self._commonest, self.output_size).double()
+
+    def order(self, split: Split) -> Tensor:
+        """Return the recordings of a split, the longest first: little padding, and memory is known from the start."""
+        return self._lengths[split].argsort(descending=True, stable=True).cpu()
+
+    def batch(self, split: Split, index: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """Return frames [..., T, B, I] and classes [..., T, B], padded to the longest of the batch."""
+        starts, lengths = (
+            values[split][index].unsqueeze(-2) for values in (self._starts, self._lengths)
+        )  # [..., 1, B]
+        steps = torch.arange(_bucketed(int(lengths.max())), device=starts.device).unsqueeze(1)  # [T, 1]
+        there = steps < lengths
+        places = starts + torch.minimum(steps, lengths - 1)
+        inputs = self._inputs[places].to(dtype).masked_fill(~there.unsqueeze(-1), 0.0)
+        targets = self._labels[places].long()
+        counted = there & (targets >= 0)
+        if self.one_label:
+            counted = counted & (steps == lengths - 1)
+        return inputs, targets.masked_fill(~counted, IGNORED)
+
+    def to(self, device: torch.device | str) -> "RecordingTask":
+        """Move all frames to a GPU; on the CPU they stay in their file."""
+        if torch.device(device).type != "cpu":
+            self._inputs, self._labels = self._inputs.to(device), self._labels.to(device)
+        self._starts = {split: values.to(device) for split, values in self._starts.items()}
+        self._lengths = {split: values.to(device) for split, values in self._lengths.items()}
+        return self
+
+
+def _bucketed(length: int) -> int:
+    return -(-length // BUCKET) * BUCKET
+
+
+def standardised(inputs: NDArray[Any]) -> NDArray[np.float32]:
+    """Return the frames of one recording shifted and scaled to mean 0 and variance 1 in each dimension; constants become 0."""
+    values = inputs.astype(np.float64)
+    deviation = values.std(0)
+    found: NDArray[np.float64] = (values - values.mean(0)) / np.where(deviation > 0, deviation, 1.0)
+    return found.astype(np.float32)
