@@ -1,6 +1,7 @@
 """Ours beside published: which study belongs to which row, how seeds are pooled, and what the verdict says."""
 
-from itertools import combinations
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ def trials(errors: list[float | None]) -> tuple[dict[str, Any], ...]:
 
 def seed_run(error: float, seed: int = 0, data: str | None = PUBLISHED, **changes: Any) -> SeedRun:
     study = MIST.with_settings(seed, changes.pop("trials", None), changes.pop("steps", None))
+    study = replace(study, **changes.pop("other", {}))
     done = changes.pop("done", study.trials)
     return SeedRun(study, trials([error] * done), data)
 
@@ -100,6 +102,10 @@ def test_verdict_is_two_published_deviations_wide(error: float, kind: str, words
         (seed_run(0.055, trials=20), "20 trials instead of 50"),
         (seed_run(0.055, steps=300), "300 steps instead of 15,000"),
         (seed_run(0.055, done=12), "seed 0 has finished 12 of 50 trials"),
+        (seed_run(0.055, trials=200), "200 trials instead of 50"),
+        (seed_run(0.055, steps=150_000), "150,000 steps instead of 15,000"),
+        (seed_run(0.055, other={"precision": "bf16"}), "products in bfloat16"),
+        (seed_run(0.055, other={"validate_every": 15_000}), "validation every 15,000 steps instead of 150"),
         (seed_run(0.055, data="other"), "on files that are not the published ones"),
     ],
 )
@@ -112,11 +118,24 @@ def test_what_cannot_be_compared_says_why(run: SeedRun, reason: str) -> None:
 
 def test_nothing_finished_and_nothing_published_are_said() -> None:
     lost = SeedRun(MIST.study, trials([None] * 50), PUBLISHED)
-    assert table1.comparison(MIST, [lost]).verdict == "not comparable: no trial has finished"
+    assert table1.comparison(MIST, [lost]).verdict == "not comparable: no trial has been validated"
     control = table1.CONTROL_ROWS[1]
     found = table1.comparison(control, [SeedRun(control.study, trials([0.06] * 50), PUBLISHED)])
     assert found.verdict == "not comparable: published without a spread"
     assert found.difference == pytest.approx(0.0)
+
+
+def test_a_seed_counts_once_and_a_lost_one_is_named() -> None:
+    twice = table1.comparison(MIST, [seed_run(0.055), seed_run(0.055), seed_run(0.055, done=3)])
+    assert len(twice.seeds) == 1
+    assert twice.seeds[0].finished == 50
+    assert twice.verdict == "not comparable: seed 0 is there 3 times, and one is counted"
+    lost = SeedRun(MIST.with_settings(1, None, None), trials([None] * 50), PUBLISHED)
+    assert table1.comparison(MIST, [seed_run(0.055), lost]).verdict == "not comparable: all trials of seed 1 diverged"
+    mixed = table1.comparison(MIST, [seed_run(0.055), seed_run(0.9, seed=1, steps=10)])
+    assert mixed.ours is not None
+    assert mixed.ours[0] == pytest.approx(0.055)  # the short run is another population
+    assert mixed.verdict == "not comparable: 10 steps instead of 15,000"
 
 
 def test_seeds_are_pooled_by_resampling_and_listed_one_by_one() -> None:
@@ -134,9 +153,9 @@ def test_seeds_are_pooled_by_resampling_and_listed_one_by_one() -> None:
 
 def test_resampling_comes_to_the_exact_expectation() -> None:
     errors = [0.1, 0.2, 0.4, 0.5, 0.9, None]
-    best = [min((e for e in pair if e is not None), default=None) for pair in combinations(errors, 2)]
+    best = [min((e for e in pair if e is not None), default=None) for pair in product(errors, errors)]
     exact = [error for error in best if error is not None]
-    (mean, spread), _ = resampled(trials(errors), 2, resamples=20_000)
+    (mean, spread), _ = resampled(trials(errors), 2, resamples=40_000)
     assert mean == pytest.approx(sum(exact) / len(exact), abs=0.005)
     assert spread == pytest.approx((sum((e - mean) ** 2 for e in exact) / len(exact)) ** 0.5, abs=0.005)
 
@@ -148,9 +167,11 @@ def test_unknown_rows_are_named() -> None:
         chosen_rows(table1.ROWS, ["mist-140"])
 
 
-def outcome(layer: str, delay: int, error: float, *, control: bool = False, **shorter: int) -> str:
+def outcome(
+    layer: str, delay: int, error: float | None, done: int = 50, *, control: bool = False, **shorter: int
+) -> str:
     row = next(row for row in figure3.rows([delay], control=control) if row.study.layer == layer)
-    run = SeedRun(row.with_settings(0, shorter.get("trials"), shorter.get("steps")), trials([error] * 5))
+    run = SeedRun(row.with_settings(0, shorter.get("trials"), shorter.get("steps")), trials([error] * done))
     return figure3.outcome(row, [run]).verdict
 
 
@@ -158,14 +179,22 @@ def test_figure3_says_who_solves_it() -> None:
     sizes = [(row.study.layer, row.study.hidden) for row in figure3.rows([50])]
     assert sizes == [("rnn", 203), ("lstm", 100), ("clockwork", 264), ("mist", 141)]
     assert outcome("mist", 400, 0.0) == "as published: solved"
-    assert outcome("mist", 50, 0.0, steps=1_000) == "as published: solved"
+    assert outcome("mist", 50, 0.0, steps=1_000) == "as published: solved (1,000 steps instead of 100,000)"
     assert outcome("clockwork", 50, 0.04) == "as published: not solved"
     assert outcome("clockwork", 50, 0.0) == "other than published: solved, and the paper says not"
     assert outcome("clockwork", 50, 0.0, control=True) == "as published: solved"
     assert outcome("lstm", 50, 0.07) == "other than published: not solved, and the paper says it is"
     assert outcome("lstm", 100, 0.07) == "not comparable: the paper does not say"
-    short = "not comparable: not solved within 1,000 steps instead of 100,000"
+
+
+def test_figure3_does_not_judge_what_is_not_whole() -> None:
+    short = "not comparable: not solved (1,000 steps instead of 100,000)"
     assert outcome("lstm", 400, 0.07, steps=1_000) == short
     assert outcome("mist", 400, 0.07, steps=1_000) == short
+    assert outcome("clockwork", 50, 0.07, 1, trials=1) == "not comparable: not solved (1 trials instead of 50)"
+    assert outcome("clockwork", 50, 0.07, 3) == "not comparable: not solved (seed 0 has finished 3 of 50 trials)"
+    long = "not comparable: solved (1,000,000 steps instead of 100,000)"
+    assert outcome("lstm", 400, 0.0, steps=1_000_000) == long
+    assert outcome("lstm", 400, None) == "not comparable: no trial has been validated"
     row = figure3.rows([50])[0]
-    assert figure3.outcome(row, [SeedRun(row.study, ())]).verdict == "not comparable: no trial has finished"
+    assert figure3.outcome(row, [SeedRun(row.study, ())]).verdict == "not comparable: no trial has been validated"

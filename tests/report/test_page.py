@@ -1,13 +1,16 @@
 """The report page: what it holds, what it says of broken folders, and how it behaves in a browser."""
 
 import json
+import os
 import re
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from axe_playwright_python.sync_playwright import Axe
+from safetensors.torch import load_file, save_file
 
 from mistrnn.errors import UsageError
 from mistrnn.paper import figure3, table1
@@ -50,7 +53,8 @@ def test_page_holds_every_row_and_its_verdict(page_file: Path) -> None:
         assert row.label in text
         assert f"{row.key}-seed-1" in text
     assert "12.90 ± 0.80" in text
-    assert "inside the published spread" in text or "outside the published spread" in text
+    assert "seed 0: " in text
+    assert text.count("inside the published spread") + text.count("outside the published spread") >= 4
     assert "7 of 10 trials have not finished." in text
     assert "as published: solved" in text
     assert "http" not in re.sub(r"http://www\.w3\.org/2000/svg|http-equiv", "", text)
@@ -82,17 +86,79 @@ def test_broken_folders_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:
     words = "\n".join(built.problems)
     for expected in (
         f"{future / 'study.json'}: expected a study of format 1, got 99.",
-        f"{garbled / 'trials.jsonl'}: not a list of trials",
+        f"{garbled / 'trials.jsonl'}, line 1: not JSON",
         f"{cut / 'curves.safetensors'}: not readable",
         f"{tmp_path / 'empty'}: there is no study in this folder (no study.json).",
         f"{tmp_path / 'missing'}: there is no such folder.",
-        "The studies come from different versions of mistrnn: 0.1.0, 0.9.0.",
     ):
         assert expected in words
+    assert built.notes == ["The studies come from different versions of mistrnn: 0.1.0, 0.9.0."]
+    assert built.notes[0] in built.path.read_text()
     text = built.path.read_text()
     for name in (good.name, garbled.name, cut.name, nothing.name, other.name):
         assert f"{name}: MIST" in text
     assert "expected a study of format 1, got 99." in text
+
+
+ODD_ROWS: list[dict[str, Any]] = [
+    {"val_error": "0.1"}, {"val_error": None}, {"learning_rate": 0}, {"learning_rate": None}, {"group": 0}, {"trial": "x"},
+    {"status": "great"}, {"seconds": [1]}, {"test_error": float("nan")}, {"device": 3},
+]  # fmt: skip
+
+
+def test_odd_lines_are_named_and_the_others_shown(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "odd", small_study(trials=20))
+    lines = (study / "trials.jsonl").read_text().splitlines()
+    for k, change in enumerate(ODD_ROWS):
+        lines[5 + k] = json.dumps({**json.loads(lines[5 + k]), **change})
+    del_key = json.loads(lines[3])
+    del_key.pop("best_step")
+    lines[3] = json.dumps(del_key)
+    (study / "trials.jsonl").write_text("\n".join([*lines[:-1], lines[-1][:30]]))
+    built = build_page([tmp_path], tmp_path / "report.html")
+    assert len(built.problems) == len(ODD_ROWS) + 2
+    assert all(f"{study / 'trials.jsonl'}, line " in problem for problem in built.problems)
+    assert f"{20 - len(ODD_ROWS) - 2} trials" in built.path.read_text()
+
+
+@pytest.mark.parametrize("settings", [{"task_settings": None}, {"layer_options": []}, {"layer": "zrnn"}, {"seed": "0"}])
+def test_odd_settings_are_named_with_their_file(tmp_path: Path, settings: dict[str, Any]) -> None:
+    write_study(tmp_path / "good", small_study())
+    odd = write_study(tmp_path / "odd", small_study())
+    stored = json.loads((odd / "study.json").read_text())
+    (odd / "study.json").write_text(json.dumps({**stored, "settings": {**stored["settings"], **settings}}))
+    built = build_page([tmp_path], tmp_path / "report.html")
+    assert built.studies == 1
+    assert built.problems[0].startswith(f"{odd / 'study.json'}: ")
+
+
+def test_odd_files_and_names_are_named_and_the_others_shown(tmp_path: Path) -> None:
+    write_study(tmp_path / "all" / "good", small_study())
+    (tmp_path / "all" / "link").symlink_to(tmp_path / "all")
+    odd = write_study(tmp_path / "all" / "odd", small_study(), gradients=True)
+    save_file({"trial": torch.zeros(3), "step": torch.zeros(2)}, odd / "curves.safetensors")
+    save_file({"norms": torch.zeros(3)}, odd / "gradients.safetensors")
+    folder = write_study(tmp_path / "all" / "folder", small_study())
+    (folder / "trials.jsonl").unlink()
+    (folder / "trials.jsonl").mkdir()
+    lost = write_study(tmp_path / "all" / "lost", small_study())
+    columns = load_file(lost / "curves.safetensors")
+    columns["val_error"][:] = float("nan")
+    save_file(columns, lost / "curves.safetensors")
+    write_study(Path(os.fsdecode(bytes(tmp_path / "all") + b"/b\xff")), small_study())
+    built = build_page([tmp_path / "all", tmp_path / "all" / "good"], tmp_path / "report.html")
+    assert built.studies == 4  # each once, however it is reached
+    assert len(built.problems) == 4  # one more, because safetensors opens no file whose path is not text
+    assert "trials.jsonl: Is a directory" in "\n".join(built.problems)
+    assert "\\udcff" in built.path.read_text()
+
+
+def test_a_long_study_is_built_in_seconds(tmp_path: Path) -> None:
+    write_study(tmp_path / "long", small_study(trials=50, steps=100_000), points=4_000)
+    start = time.perf_counter()
+    built = build_page([tmp_path], tmp_path / "report.html")
+    assert time.perf_counter() - start < 10
+    assert built.path.stat().st_size < 300_000
 
 
 def test_no_study_at_all_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
@@ -138,7 +204,7 @@ def test_it_opens_without_errors_or_requests_and_shows_every_row(opened: Opened,
     charts = page.locator("figure.chart")
     assert charts.count() >= 2 * 11
     for number in range(charts.count()):
-        assert charts.nth(number).locator("svg[role=img] path, svg[role=img] circle").count() > 0
+        assert charts.nth(number).locator("svg[role=application] path, svg[role=application] circle").count() > 0
 
 
 def test_a_hostile_name_stays_text(opened: Opened) -> None:
@@ -152,7 +218,7 @@ def test_a_hostile_name_stays_text(opened: Opened) -> None:
 
 def test_series_are_hidden_and_shown_again(opened: Opened) -> None:
     figure = opened.page.locator("section#paper-1 figure.chart").first
-    lines = figure.locator("svg[role=img] path[stroke]")
+    lines = figure.locator("svg[role=application] path[stroke]")
     before = lines.count()
     button = figure.locator(".legend button").first
     button.click()
@@ -165,15 +231,17 @@ def test_series_are_hidden_and_shown_again(opened: Opened) -> None:
 
 def test_the_scale_becomes_logarithmic(opened: Opened) -> None:
     figure = opened.page.locator("section#paper-1 figure.chart").first
-    ticks = figure.locator("svg[role=img] text")
-    before = ticks.all_inner_texts()
+    ticks = figure.locator("svg[role=application] text[text-anchor=end]")
+    assert "0%" in ticks.all_text_contents()
     figure.get_by_label("logarithmic scale").check()
-    assert ticks.all_inner_texts() != before
+    marks = [float(text.rstrip("%")) for text in ticks.all_text_contents()]
+    assert min(marks) > 0
+    assert 10 in marks
 
 
 def test_values_are_read_by_pointer_and_by_keys(opened: Opened) -> None:
     figure = opened.page.locator("section#paper-1 figure.chart").first
-    svg, tip = figure.locator("svg[role=img]"), figure.locator(".tip")
+    svg, tip = figure.locator("svg[role=application]"), figure.locator(".tip")
     svg.focus()
     svg.press("ArrowRight")
     first = tip.inner_text()
@@ -187,6 +255,57 @@ def test_values_are_read_by_pointer_and_by_keys(opened: Opened) -> None:
     assert tip.inner_text() == ""
     opened.page.mouse.move(box["x"] + box["width"] - 20, box["y"] + box["height"] - 60)
     assert "%" in tip.inner_text()
+
+
+def test_keys_start_again_when_a_series_is_hidden(opened: Opened) -> None:
+    figure = opened.page.locator("section#paper-1 figure.chart").first
+    svg, tip = figure.locator("svg[role=application]"), figure.locator(".tip")
+    svg.focus()
+    svg.press("ArrowDown")
+    assert "198 units, seed 0" in tip.inner_text()
+    svg.press("End")
+    figure.locator(".legend button").first.click()
+    svg.focus()
+    svg.press("ArrowDown")
+    assert "198 units, seed 1" in tip.inner_text()
+    assert opened.said == []
+
+
+def test_no_two_series_look_alike(browser: Any, tmp_path: Path) -> None:
+    for row in table1.ROWS:
+        for seed in (0, 1):
+            write_study(tmp_path / f"{row.key}-{seed}", row.with_settings(seed, None, None), data=PUBLISHED)
+    found = Opened(browser, build_page([tmp_path], tmp_path / "report.html").path)
+    lines = found.page.locator("section#paper-1 figure.chart svg[role=application] path[stroke]")
+    looks = lines.evaluate_all("all => all.map(l => l.getAttribute('stroke') + l.getAttribute('stroke-dasharray'))")
+    assert len(looks) == 14
+    assert len(set(looks)) == 14
+    found.page.close()
+
+
+def test_zeros_on_a_logarithmic_scale_are_said_and_odd_charts_stop_nothing(browser: Any, tmp_path: Path) -> None:
+    write_study(tmp_path / "zero", small_study(), level=0.0)
+    write_study(tmp_path / "many", small_study(hidden=9, trials=3_000), points=2)
+    write_study(tmp_path / "sums", small_study(task="addition", task_settings={}, hidden=7))
+    found = Opened(browser, build_page([tmp_path], tmp_path / "report.html").path)
+    assert found.said == []
+    figure = found.page.locator("article", has_text="zero: MIST").locator("figure.chart").nth(1)
+    figure.get_by_label("logarithmic scale", exact=True).check()
+    assert "of 0 or less cannot stand on a logarithmic scale" in figure.locator(".tip").inner_text()
+    sums = found.page.locator("article", has_text="sums: MIST").locator("figure.chart").first
+    assert not any("%" in text for text in sums.locator("svg[role=application] text").all_text_contents())
+    found.page.close()
+
+
+def test_points_without_a_validation_say_so(opened: Opened) -> None:
+    svg = opened.page.locator("article").first.locator("figure.chart").nth(1).locator("svg[role=application]")
+    tip = opened.page.locator("article").first.locator("figure.chart").nth(1).locator(".tip")
+    svg.focus()
+    told = []
+    for _ in range(4):
+        svg.press("ArrowDown")
+        told.append(tip.inner_text())
+    assert any("diverged: no validation at learning rate" in text for text in told)
 
 
 def test_tables_are_sorted_both_ways_and_by_number(opened: Opened) -> None:
@@ -231,6 +350,6 @@ def test_it_can_be_printed(browser: Any, page_file: Path) -> None:
     found = Opened(browser, page_file)
     found.page.emulate_media(media="print")
     assert not found.page.locator("nav").is_visible()
-    assert found.page.locator("section#paper-1 svg[role=img]").first.is_visible()
+    assert found.page.locator("section#paper-1 svg[role=application]").first.is_visible()
     assert len(found.page.pdf()) > 20_000
     found.page.close()

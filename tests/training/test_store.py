@@ -14,7 +14,19 @@ from mistrnn.training import Study
 from mistrnn.training.store import Store
 
 STUDY = Study(task="copy", layer="mist", hidden=8, trials=2, steps=5, task_settings={"delay": 10})
-ROW: dict[str, Any] = {"trial": 0, "status": "ok", "val_error": 0.1, "test_error": 0.2, "learning_rate": 0.01}
+ROW: dict[str, Any] = {
+    "trial": 0,
+    "status": "ok",
+    "learning_rate": 0.01,
+    "val_error": 0.1,
+    "test_error": 0.2,
+    "best_step": 5,
+    "steps": 10,
+    "parameters": 7,
+    "seconds": 1.5,
+    "group": 1,
+    "device": "cpu",
+}
 
 
 def test_same_settings_open_again_and_others_are_refused_by_name(tmp_path: Path) -> None:
@@ -126,7 +138,7 @@ def test_leftovers_of_a_killed_write_are_removed(tmp_path: Path) -> None:
         ("study.json", "{", "study.json: not readable as JSON"),
         ("study.json", "[]", "study.json: expected a JSON object, got list"),
         ("study.json", json.dumps({"format": 99}), "study.json: expected a study of format 1, got 99"),
-        ("trials.jsonl", "{\n", "trials.jsonl: not a list of trials"),
+        ("trials.jsonl", "{\n", "trials.jsonl, line 1: not JSON"),
         ("trials.jsonl", "5\n", "trials.jsonl, line 1: expected a trial with its status"),
         ("curves.safetensors", "garbage", "curves.safetensors: not readable"),
         ("groups.json", '{"group_size": 0}', "groups.json: expected a group_size >= 1, got 0"),

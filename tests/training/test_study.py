@@ -65,7 +65,7 @@ def test_steps_and_interval_default_to_the_tasks() -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"task": "cpoy"}, "expected a task among copy, addition, smnist, pmnist, got 'cpoy'."),
+        ({"task": "cpoy"}, "expected a task among copy, addition, smnist, pmnist, timit,"),
         ({"layer": "mits"}, "expected a layer among mist, narx, clockwork, rnn, lstm, gru, got 'mits'."),
         ({"hidden": 0}, "expected hidden to be a whole number >= 1, got 0."),
         ({"trials": -3}, "expected trials to be a whole number >= 1, got -3."),

@@ -250,7 +250,7 @@ def clockwork_log10_path_counts(
 
     >>> 10 ** clockwork_log10_path_counts([1, 2], 4)
     array([[1., 1., 1., 1., 1.],
-           [1., 2., 2., 3., 3.]])
+           [1., 2., 3., 4., 5.]])
     """
     end = _checked_clock(periods, max_tau, end)
     own = np.array(periods)

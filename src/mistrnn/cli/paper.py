@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from mistrnn.cli._app import app, console, reproduce_app
-from mistrnn.cli._flags import Device, GroupSize, Seed, Steps, numbers
+from mistrnn.cli._flags import Device, Fresh, GroupSize, Seed, Steps, numbers
 from mistrnn.cli._progress import watched
 from mistrnn.errors import UsageError
 from mistrnn.paper import figure1, figure2, figure3, table1
@@ -33,20 +33,19 @@ def table1_command(
     seeds: Seeds = "0",
     device: Device = "auto",
     group_size: GroupSize = None,
+    fresh: Fresh = False,
 ) -> None:
     """Run the rows of table 1 (permuted MNIST) under the paper's protocol, and print ours beside published."""
-    chosen = chosen_rows(
-        (*table1.ROWS, *table1.CONTROL_ROWS), rows.split(",") if rows else [r.key for r in table1.ROWS]
-    )
+    chosen = chosen_rows((*table1.ROWS, *table1.CONTROL_ROWS), _words(rows) or [row.key for row in table1.ROWS])
     tasks: dict[str, Task] = {}
 
     def task_of(study: Study) -> Task:
-        key = str(study.task_settings)
+        key = str(study.task_settings)  # the files are the same for every seed
         if key not in tasks:
             tasks[key] = study_task(study, data)
         return tasks[key]
 
-    found = _run(chosen, out, task_of, trials, steps, seeds, device, group_size)
+    found = _run(chosen, out, task_of, trials, steps, seeds, device, group_size, fresh)
     table = Table(
         "row", "error %, ours", "published", "verdict", "log10 lr, ours", "published", box=None, pad_edge=False
     )
@@ -68,6 +67,7 @@ def table1_command(
             print(f"  {row.label}, seed {seed.study.seed} alone: {percent(*seed.summary.test_error)}")
     _say_what_is_shortened(chosen, trials, steps)
     _page([out], out / "report.html")
+    _leave_if_crashed(found)
 
 
 @reproduce_app.command("figure1")
@@ -101,6 +101,8 @@ def figure2_command(
             out, task, steps=steps, trials=trials, seed=seed, device=device, say=show.line, report=show.step, stop=stop
         )
     print(figure2.sentence(curves, steps))
+    if steps < figure2.STEPS or trials < figure2.TRIALS:
+        print(f"Shortened: {trials} trials and {steps} steps instead of {figure2.TRIALS} and {figure2.STEPS}.")
     if task.data_note:
         print(task.data_note)
     for path in draw_figure2(curves, out, steps):
@@ -118,14 +120,17 @@ def figure3_command(
     seeds: Seeds = "0",
     device: Device = "auto",
     group_size: GroupSize = None,
+    fresh: Fresh = False,
 ) -> None:
     """Run the copy problem of figure 3 under the paper's protocol, and print who solves it beside the paper."""
-    wanted = layers.split(",") if layers else list(figure3.LAYERS_COMPARED)
+    wanted = _words(layers) or list(figure3.LAYERS_COMPARED)
     unknown = [name for name in wanted if name not in figure3.LAYERS_COMPARED]
     if unknown:
         raise UsageError(f"expected --rows among {', '.join(figure3.LAYERS_COMPARED)}, got {', '.join(unknown)}.")
     chosen = [row for row in figure3.rows(_list("delays", delays), control=control) if row.study.layer in wanted]
-    found = _run(chosen, out, study_task, trials, steps, seeds, device, group_size)
+    if not chosen:
+        raise UsageError("expected no --rows with --control, because the control is a Clockwork alone.")
+    found = _run(chosen, out, study_task, trials, steps, seeds, device, group_size, fresh)
     table = Table("row", "best validation error %", "solved", "beside the paper", box=None, pad_edge=False)
     for row, own in found:
         result = figure3.outcome(row, own)
@@ -136,6 +141,7 @@ def figure3_command(
     console.print(table)
     _say_what_is_shortened(chosen, trials, steps)
     _page([out], out / "report.html")
+    _leave_if_crashed(found)
 
 
 @app.command("report")
@@ -148,8 +154,14 @@ def report_command(
 
 
 def _list(name: str, text: str) -> list[int]:
+    """Return the numbers in a flag, each once."""
     found = numbers(name, text)
-    return found if isinstance(found, list) else [found]
+    return list(dict.fromkeys(found)) if isinstance(found, list) else [found]
+
+
+def _words(text: str | None) -> list[str]:
+    """Return the words in a flag, each once."""
+    return list(dict.fromkeys(word.strip() for word in (text or "").split(",") if word.strip()))
 
 
 def _run(
@@ -161,6 +173,7 @@ def _run(
     seeds: str,
     device: str,
     group_size: int | None,
+    fresh: bool,
 ) -> list[tuple[Row, list[SeedRun]]]:
     """Run what is missing of some rows, watched."""
     with watched(steps or rows[0].study.total_steps, out) as (show, stop):
@@ -173,10 +186,17 @@ def _run(
             steps=steps,
             device=device,
             group_size=group_size,
+            fresh=fresh,
             say=show.line,
             report=show.step,
             stop=stop,
         )
+
+
+def _leave_if_crashed(found: list[tuple[Row, list[SeedRun]]]) -> None:
+    """Leave with status 1 if some trials crashed, as `mist sweep` does."""
+    if any(trial["status"] == "crashed" for _, own in found for run in own for trial in run.trials):
+        raise typer.Exit(1)
 
 
 def _say_what_is_shortened(rows: list[Row], trials: int | None, steps: int | None) -> None:
@@ -196,4 +216,6 @@ def _page(folders: list[Path], out: Path) -> None:
     built = build_page(folders, out)
     for problem in built.problems:
         print(f"not shown: {problem}")
+    for note in built.notes:
+        print(note)
     print(f"report: {built.path}")

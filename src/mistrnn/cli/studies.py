@@ -202,7 +202,10 @@ def demo(
         f"10^U(-4, 1), seed 0.\nAlways answering 'blank' has an error of {1 / 12:.4f}. Solved: below {SOLVED}. "
         f"Took {time.monotonic() - started:.0f} s.\nLearning curves: {picture}"
     )
-    print(f"report: {build_page([out], out / 'report.html').path}")
+    built = build_page([out], out / "report.html")
+    for problem in built.problems:
+        print(f"not shown: {problem}")
+    print(f"report: {built.path}")
 
 
 def study_from(given: dict[str, Any]) -> Study:

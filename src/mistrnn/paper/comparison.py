@@ -4,7 +4,7 @@ The verdict of a row is one of three:
 
     inside           our error lies within 2 published standard deviations of the published one
     outside          it does not
-    not comparable   the run is shortened, unfinished, on other data, or nothing is published; it says why
+    not comparable   the run is not the paper's (shortened, unfinished, other data, …), or nothing is published; it says why
 """
 
 import math
@@ -75,6 +75,11 @@ class SeedRun:
         """Its top 10%."""
         return summarise(self.trials)
 
+    @property
+    def finished(self) -> int:
+        """How many trials have come to an end, diverged ones among them."""
+        return sum(trial["status"] != "crashed" for trial in self.trials)
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -83,7 +88,7 @@ class Comparison:
     row: Row
     seeds: tuple[SeedRun, ...]
     ours: tuple[float, float] | None
-    """Mean and standard deviation of the error: of the top 10% of the one seed, or under resampling of several."""
+    """Mean and deviation of the error: over the top 10% of the one seed, or of the mean under resampling of several."""
     log10_learning_rate: tuple[float, float] | None
     kind: str
     reasons: tuple[str, ...]
@@ -106,20 +111,20 @@ class Comparison:
 
 def compare(row: Row, seeds: Iterable[SeedRun], published_data: str | None = None) -> Comparison:
     """Return a row with its seeds pooled and its verdict; published_data is the digest of the files the paper used."""
-    kept = tuple(sorted(seeds, key=lambda seed: seed.study.seed))
-    reasons: list[str] = []
-    finished = [seed for seed in kept if seed.summary.top]
-    if not finished:
-        return Comparison(row, kept, None, None, NOT_COMPARABLE, ("no trial has finished",))
+    kept, reasons = one_of_each_seed(seeds)
+    if not any(seed.summary.top for seed in kept):
+        return Comparison(row, kept, None, None, NOT_COMPARABLE, ("no trial has been validated",))
     for seed in kept:
-        reasons += _shortened(row.study, seed)
+        reasons += differences(row.study, seed)
         if published_data is not None and seed.data != published_data:
             reasons.append("on files that are not the published ones")
-    if len(finished) == 1:
-        summary = finished[0].summary
+    longest = max(seed.study.total_steps for seed in kept)
+    alike = [seed for seed in kept if seed.study.total_steps == longest]  # runs of other lengths are not one population
+    if len(alike) == 1:
+        summary = alike[0].summary
         ours, rate = summary.test_error, summary.log10_learning_rate
     else:
-        ours, rate = resampled([trial for seed in finished for trial in seed.trials], row.study.trials)
+        ours, rate = resampled([trial for seed in alike for trial in seed.trials], row.study.trials)
     if row.published.deviation is None:
         reasons.append("published without a spread")
     if reasons:
@@ -129,16 +134,33 @@ def compare(row: Row, seeds: Iterable[SeedRun], published_data: str | None = Non
     return Comparison(row, kept, ours, rate, INSIDE if near else OUTSIDE, ())
 
 
-def _shortened(paper: Study, seed: SeedRun) -> list[str]:
-    """Return in which ways a study is less than the paper's."""
-    own, found = seed.study, []
-    if own.trials < paper.trials:
+def one_of_each_seed(seeds: Iterable[SeedRun]) -> tuple[tuple[SeedRun, ...], list[str]]:
+    """Return one run of each seed, the one with most trials, and a word about the others: they are no new evidence."""
+    by_seed: dict[int, list[SeedRun]] = {}
+    for run in seeds:
+        by_seed.setdefault(run.study.seed, []).append(run)
+    kept = tuple(max(by_seed[seed], key=lambda run: (run.finished, run.study.total_steps)) for seed in sorted(by_seed))
+    words = [
+        f"seed {seed} is there {len(runs)} times, and one is counted" for seed, runs in by_seed.items() if len(runs) > 1
+    ]
+    return kept, words
+
+
+def differences(paper: Study, run: SeedRun) -> list[str]:
+    """Return in which ways a study is not the paper's."""
+    own, found = run.study, []
+    if own.trials != paper.trials:
         found.append(f"{own.trials} trials instead of {paper.trials}")
-    if own.total_steps < paper.total_steps:
+    if own.total_steps != paper.total_steps:
         found.append(f"{own.total_steps:,} steps instead of {paper.total_steps:,}")
-    done = sum(trial["status"] != "crashed" for trial in seed.trials)
-    if done < own.trials:
-        found.append(f"seed {own.seed} has finished {done} of {own.trials} trials")
+    elif own.validation_interval != paper.validation_interval:
+        found.append(f"validation every {own.validation_interval:,} steps instead of {paper.validation_interval:,}")
+    if own.precision == "bf16":
+        found.append("products in bfloat16")
+    if run.finished < own.trials:
+        found.append(f"seed {own.seed} has finished {run.finished} of {own.trials} trials")
+    elif not run.summary.top:
+        found.append(f"all trials of seed {own.seed} diverged")
     return found
 
 
@@ -147,7 +169,8 @@ def resampled(
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return mean and spread of the top 10%'s error, and of its log10 learning rate, over random samples of so many trials.
 
-    One sweep's top 5 of 50 scatter: this says around what, and how much. The samples are the same each time.
+    One sweep's top 5 of 50 scatter: this says around what, and how much. Samples are drawn with replacement, because without
+    it they would be more alike than sweeps are; they are the same each time.
 
     >>> ok = {"status": "ok", "learning_rate": 0.1}
     >>> trials = [{"trial": k, "val_error": k / 20, "test_error": k / 20, **ok} for k in range(20)]
@@ -158,7 +181,7 @@ def resampled(
     draw = random.Random(0)
     errors, rates = [], []
     for _ in range(resamples):
-        summary = summarise(draw.sample(list(trials), min(size, len(trials))))
+        summary = summarise(draw.choices(list(trials), k=size))
         if summary.top:
             errors.append(summary.test_error[0])
             rates.append(summary.log10_learning_rate[0])
@@ -195,20 +218,32 @@ def run_rows(
     steps: int | None = None,
     device: str = "auto",
     group_size: int | None = None,
+    fresh: bool = False,
     say: Callable[[str], None] = lambda line: None,
     report: Callable[[Progress], None] = lambda progress: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[tuple[Row, list[SeedRun]]]:
     """Run what is missing of the rows' studies, seed after seed, and return them all."""
     found: list[tuple[Row, list[SeedRun]]] = [(row, []) for row in rows]
-    for seed in seeds:
+    studies = {
+        (row.key, seed): row.with_settings(seed, trials, steps) for row in rows for seed in seeds
+    }  # all, or none
+    for seed in dict.fromkeys(seeds):
         for row, own in found:
-            study = row.with_settings(seed, trials, steps)
+            study = studies[row.key, seed]
             place = folder / place_of(row, seed)
             say(f"{row.label}, seed {seed}: {study.trials} trials, {study.total_steps:,} steps")
             task = task_of(study)
             done = run_study(
-                study, place, device=device, group_size=group_size, task=task, say=say, report=report, stop=stop
+                study,
+                place,
+                device=device,
+                fresh=fresh,
+                group_size=group_size,
+                task=task,
+                say=say,
+                report=report,
+                stop=stop,
             )
             own.append(SeedRun(study, tuple(done), Recorded(place).settings().get("data")))
     return found

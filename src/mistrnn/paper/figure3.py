@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mistrnn.layers import LAYERS, match_parameters
-from mistrnn.paper.comparison import NOT_COMPARABLE, Published, Row, SeedRun
+from mistrnn.paper.comparison import NOT_COMPARABLE, Published, Row, SeedRun, differences, one_of_each_seed
 from mistrnn.tasks import make_task
 from mistrnn.training import Study
 
@@ -63,25 +63,30 @@ class Outcome:
 
 
 def outcome(row: Row, seeds: Sequence[SeedRun]) -> Outcome:
-    """Return how many trials solved the problem, and whether that is what the paper says."""
-    errors = [trial["val_error"] for seed in seeds for trial in seed.trials if trial["val_error"] is not None]
+    """Return how many trials solved the problem, and whether that is what the paper says.
+
+    That nobody solves it is a verdict only of whole runs; that somebody does, of shortened ones, too, which it then says.
+    """
+    kept, reasons = one_of_each_seed(seeds)
+    for run in kept:
+        reasons += differences(row.study, run)
+    errors = [trial["val_error"] for run in kept for trial in run.trials if trial["val_error"] is not None]
     solved, study = sum(error < SOLVED for error in errors), row.study
     layer = "clockwork-1024" if study.hidden == 1024 else study.layer
     expected = SOLVES[layer].get(study.task_settings["delay"])
-    shortened = [seed.study for seed in seeds if seed.study.total_steps < study.total_steps]
-    fewer = [seed.study for seed in seeds if seed.study.trials < study.trials]
+    note = f" ({', '.join(dict.fromkeys(reasons))})" if reasons else ""
+    longer = any(run.study.total_steps > study.total_steps for run in kept)
     if not errors:
-        verdict = f"{NOT_COMPARABLE}: no trial has finished"
+        verdict = f"{NOT_COMPARABLE}: no trial has been validated"
     elif expected is None:
-        verdict = f"{NOT_COMPARABLE}: the paper does not say"
-    elif bool(solved) == expected and (solved or not shortened):
-        verdict = f"as published: {'solved' if expected else 'not solved'}"
+        verdict = f"{NOT_COMPARABLE}: the paper does not say{note}"
+    elif longer or (not solved and reasons):
+        verdict = f"{NOT_COMPARABLE}: {'solved' if solved else 'not solved'}{note}"
+    elif bool(solved) == expected:
+        verdict = f"as published: {'solved' if expected else 'not solved'}{note}"
     elif solved:
-        verdict = "other than published: solved, and the paper says not"
-    elif shortened or fewer:
-        reason = f"{shortened[0].total_steps:,} steps instead of {study.total_steps:,}" if shortened else "fewer trials"
-        verdict = f"{NOT_COMPARABLE}: not solved within {reason}"
+        verdict = f"other than published: solved, and the paper says not{note}"
     else:
         verdict = "other than published: not solved, and the paper says it is"
-    trials = sum(len(seed.trials) for seed in seeds)
-    return Outcome(row, tuple(seeds), solved, trials, min(errors, default=None), verdict)
+    trials = sum(len(run.trials) for run in kept)
+    return Outcome(row, kept, solved, trials, min(errors, default=None), verdict)

@@ -1,5 +1,6 @@
 """A figure on the disk: as SVG and PNG, with its data beside it as CSV."""
 
+import contextlib
 import csv
 import os
 from collections.abc import Mapping, Sequence
@@ -52,5 +53,6 @@ def save_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
             writer.writerows(rows)
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise UsageError(f"cannot write {path}: {error.strerror}.") from error

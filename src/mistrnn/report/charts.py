@@ -10,9 +10,12 @@ from torch import Tensor
 from mistrnn.analysis import clockwork_path_lengths, edges_of, shortest_path_lengths
 from mistrnn.layers import Clockwork, layer_class
 from mistrnn.report.collected import Found
+from mistrnn.tasks import TASKS
 
 MOST_POINTS = 150
 """On a line: a screen shows no more, and the page stays small."""
+MOST_TRIALS = 20
+"""Of the top 10%, so many are drawn one by one."""
 LONGEST_TAU = 1_000
 
 Series = dict[str, Any]
@@ -42,6 +45,18 @@ def line(x: Sequence[float], y: Sequence[float], width: int = 2) -> dict[str, An
     return {"x": rounded(x[k] for k in shown), "y": rounded(y[k] for k in shown), "width": width}
 
 
+def trial_lines(found: Found, trials: Iterable[int]) -> list[dict[str, Any]]:
+    """Return a thin line for each of these trials that has a curve."""
+    lines = [{**line(*trial_curve(found, trial), width=1), "label": f"trial {trial}"} for trial in trials]
+    return [one for one in lines if one["x"]]
+
+
+def error_axis(found: Found) -> tuple[str, bool]:
+    """Return what the study's errors are called, and whether they are shares, to be written in percent."""
+    name = TASKS[found.study.task].error_name
+    return name, name == "error rate"
+
+
 def trial_curve(found: Found, trial: int) -> tuple[list[int], list[float]]:
     """Return the steps and validation errors of one trial."""
     if not found.curves:
@@ -64,47 +79,58 @@ def overview(title: str, studies: Sequence[tuple[str, Found]]) -> Chart | None:
         steps, errors = mean_curve(found)
         if steps:
             series.append({"name": label, "lines": [line(steps, errors)]})
-    return chart(title, "optimisation steps", "validation error", series, percent=True) if series else None
+    if not series:
+        return None
+    name, percent = error_axis(studies[0][1])
+    return chart(title, "optimisation steps", f"validation {name}", series, percent=percent)
 
 
 def learning_curves(found: Found) -> Chart | None:
-    """Return the spread of all trials, its median, and the top 10% one by one."""
+    """Return the spread of the trials that still run, its median, and the top 10% one by one."""
     columns = found.curves
     if not columns or not len(columns["step"]):
         return None
-    steps = sorted(set(columns["step"].tolist()))
+    order = columns["step"].argsort(stable=True)
+    steps, counts = torch.unique_consecutive(columns["step"][order], return_counts=True)
+    pieces = torch.split(columns["val_error"][order].double(), counts.tolist())
     shares = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
-    errors = [columns["val_error"][columns["step"] == step].double() for step in steps]
-    low, middle, high = torch.stack([torch.quantile(e[e.isfinite()], shares) for e in errors]).T.tolist()
-    shown = thinned(len(steps))
-    band = {name: rounded(v[k] for k in shown) for name, v in (("x", steps), ("low", low), ("high", high))}
-    top = [line(*trial_curve(found, trial), width=1) for trial in found.summary.top]
-    series: list[Series] = [
-        {"name": "all trials: median, and 80% of them", "lines": [line(steps, middle)], "band": band},
-        {"name": "top 10%, each trial", "lines": top},
-    ]
-    return chart("Learning curves", "optimisation steps", "validation error", series, percent=True)
+    band: dict[str, list[float | None]] = {"x": [], "low": [], "high": []}
+    middle = []
+    for k in thinned(len(steps)):
+        errors = pieces[k][pieces[k].isfinite()]
+        if len(errors):
+            low, median, high = torch.quantile(errors, shares).tolist()
+            middle.append(median)
+            for name, value in (("x", float(steps[k])), ("low", low), ("high", high)):
+                band[name] += rounded([value])
+    drawn = {"x": band["x"], "y": rounded(middle), "width": 2}
+    series: list[Series] = [{"name": "trials still running: median, and 80% of them", "lines": [drawn], "band": band}]
+    if top := trial_lines(found, found.summary.top[:MOST_TRIALS]):
+        series.append({"name": "top 10%, each trial", "lines": top})
+    error, percent = error_axis(found)
+    return chart("Learning curves", "optimisation steps", f"validation {error}", series, percent=percent)
 
 
 def error_by_learning_rate(found: Found) -> Chart | None:
-    """Return a point for every trial; those without a validation stand at the top."""
-    kinds: dict[str, list[dict[str, Any]]] = {"finished": [], "diverged later": [], "diverged before a validation": []}
+    """Return a point for every trial; those without a validation stand at the top, and say so."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
     worst = max((t["val_error"] for t in found.trials if t["val_error"] is not None), default=1.0)
     for trial in found.trials:
-        error = trial["val_error"]
-        kind = "finished" if trial["status"] == "ok" else "diverged later" if error is not None else None
-        kind = kind or "diverged before a validation"
+        error, status = trial["val_error"], trial["status"]
+        kind = {"ok": "finished", "crashed": "crashed"}.get(status)
+        kind = kind or ("diverged later" if error is not None else "diverged before a validation")
         point = {
             "x": rounded([trial["learning_rate"]])[0],
             "y": rounded([worst if error is None else error])[0],
-            "label": f"trial {trial['trial']}" + ("" if trial["status"] == "ok" else f", {trial['status']}"),
+            "label": f"trial {trial['trial']}" + ("" if status == "ok" else f", {status}"),
         }
-        kinds[kind].append(point)
-    series = [{"name": name, "points": points} for name, points in kinds.items() if points]
+        kinds.setdefault(kind, []).append(point if error is not None else {**point, "without": "no validation"})
+    series = [{"name": name, "points": points} for name, points in sorted(kinds.items(), reverse=True)]
     if not series:
         return None
+    error, percent = error_axis(found)
     return chart(
-        "Error against learning rate", "learning rate", "best validation error", series, xLog=True, percent=True
+        "Error against learning rate", "learning rate", f"best validation {error}", series, xLog=True, percent=percent
     )
 
 
@@ -114,7 +140,8 @@ def gradient_norms(found: Found) -> Chart | None:
         return None
     series = []
     steps = sorted(set(found.gradients["step"].tolist()))
-    for step in [steps[k] for k in thinned(min(len(steps), 6))] if len(steps) <= 6 else [steps[0], *steps[-5:]]:
+    shown = sorted({round(k * (len(steps) - 1) / 5) for k in range(6)})  # six of them, spread out
+    for step in [steps[k] for k in shown]:
         norms: Tensor = found.gradients["norms"][found.gradients["step"] == step]
         mean = norms[norms.isfinite().all(1)].mean(0)
         if len(mean) and mean.isfinite().all():

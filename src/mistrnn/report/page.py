@@ -3,6 +3,7 @@
 Tables and words are made here and stand in the file; charts are drawn by `template/page.js` from data beside them.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -33,6 +34,7 @@ class Built:
     path: Path
     studies: int
     problems: list[str]
+    notes: list[str]
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Cell:
     text: str
     value: float | str | None = None
     link: str | None = None
+    parts: tuple[tuple[str, str], ...] = ()
+    """Words with a link each, instead of the text."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,8 @@ class Table:
 
 def build_page(folders: Sequence[Path], out: Path, *, title: str = "Recurrent layers compared") -> Built:
     """Write the report about all studies in these folders, the whole file or nothing."""
-    found, problems = collect(folders)
+    collected = collect(folders)
+    found, problems = collected.studies, collected.problems
     if not found:
         raise UsageError("expected at least one study to report on:\n  " + "\n  ".join(problems))
     names = {id(one): f"study-{number}" for number, one in enumerate(found)}
@@ -64,8 +69,9 @@ def build_page(folders: Sequence[Path], out: Path, *, title: str = "Recurrent la
         "version": __version__,
         "date": time.strftime("%Y-%m-%d %H:%M"),
         "problems": problems,
+        "notes": collected.notes,
         "counts": f"{len(found)} {'study' if len(found) == 1 else 'studies'}, {sum(len(one.trials) for one in found)} trials",
-        "paper": [part for part in (_table1(found, names), _figure3(found)) if part],
+        "paper": [part for part in (_table1(found, names), _figure3(found, names)) if part],
         "tasks": list(_tasks(found, names)),
         "studies": [_study(one, names[id(one)]) for one in found],
         "paths": charts.shortest_paths(found, max((_steps(one) for one in found), default=0)),
@@ -76,14 +82,17 @@ def build_page(folders: Sequence[Path], out: Path, *, title: str = "Recurrent la
         loader=FileSystemLoader(PARTS), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     text = environment.get_template("page.html").render(context)
-    temporary = out.with_name(out.name + ".part")
+    temporary = out.parent / f"{out.name}.part"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
+        # Names of files need not be text: what cannot be written stands there in numbers.
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
         os.replace(temporary, out)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise UsageError(f"cannot write {out}: {error.strerror}.") from error
-    return Built(out, len(found), problems)
+    return Built(out, len(found), problems, collected.notes)
 
 
 def _steps(found: Found) -> int:
@@ -93,7 +102,8 @@ def _steps(found: Found) -> int:
     settings = found.study.task_settings
     if found.study.task == "copy":
         return int(1.2 * settings.get("delay", 100))
-    return int(settings.get("length", settings.get("last_pixels", 784)))
+    known = {"addition": 200, "smnist": 784, "pmnist": 784}
+    return int(settings.get("length", settings.get("last_pixels", known.get(found.study.task, 500))))
 
 
 def percent(value: float | None, spread: float | None = None) -> str:
@@ -135,7 +145,8 @@ def _table1(found: Sequence[Found], names: dict[int, str]) -> dict[str, Any] | N
         if not own:
             continue
         result = table1.comparison(row, [seed for _, seed in own])
-        rows.append(_comparison_cells(result, f"#{names[id(own[0][0])]}"))
+        anchors = {seed.study.seed: f"#{names[id(one)]}" for one, seed in own}
+        rows.append(_comparison_cells(result, anchors))
         shown += [(f"{row.label}, seed {one.study.seed}", one) for one, _ in own]
     if not rows:
         return None
@@ -151,15 +162,19 @@ def _table1(found: Sequence[Found], names: dict[int, str]) -> dict[str, Any] | N
     }
 
 
-def _comparison_cells(result: Comparison, link: str) -> list[Cell]:
+def _comparison_cells(result: Comparison, anchors: dict[int, str]) -> list[Cell]:
     row, published = result.row, result.row.published
     rate, their_rate = result.log10_learning_rate, published.log10_learning_rate
-    each = "; ".join(
-        f"seed {seed.study.seed}: {percent(*seed.summary.test_error)}" for seed in result.seeds if seed.summary.top
+    each = tuple(
+        (
+            f"seed {run.study.seed}: {percent(*run.summary.test_error) if run.summary.top else NOTHING}",
+            anchors[run.study.seed],
+        )
+        for run in result.seeds
     )
     diverged = sum(seed.summary.diverged for seed in result.seeds)
     return [
-        Cell(row.label, row.label, link),
+        Cell(row.label, row.label, each[0][1]),
         Cell(percent(*result.ours) if result.ours else NOTHING, result.ours[0] if result.ours else None),
         Cell(percent(published.error, published.deviation), published.error),
         Cell(f"{100 * result.difference:+.2f}" if result.difference is not None else NOTHING, result.difference),
@@ -169,37 +184,36 @@ def _comparison_cells(result: Comparison, link: str) -> list[Cell]:
             f"{their_rate[0]:.2f} ± {their_rate[1]:.2f}" if their_rate else NOTHING,
             their_rate[0] if their_rate else None,
         ),
-        Cell(each or NOTHING, each),
+        Cell("", None, parts=each),
         Cell(f"{diverged} of {sum(len(seed.trials) for seed in result.seeds)}", diverged),
     ]
 
 
-def _figure3(found: Sequence[Found]) -> dict[str, Any] | None:
+def _figure3(found: Sequence[Found], names: dict[int, str]) -> dict[str, Any] | None:
     """Return figure 3: who solves the copy problem, and the curves of the top 5, if any study belongs to it."""
     rows, pictures = [], []
     for delay in figure3.DELAYS:
-        shown: list[tuple[str, Found]] = []
+        series = []
         for row in figure3.rows([delay]) + figure3.rows([delay], control=True):
             own = _seeds(row, found)
             if not own:
                 continue
             result = figure3.outcome(row, [seed for _, seed in own])
+            name = row.label.rsplit(",", 1)[0]
             rows.append(
                 [
+                    Cell(f"{name}, delay {delay}", row.label, f"#{names[id(own[0][0])]}"),
                     Cell(str(delay), delay),
-                    Cell(row.label.rsplit(",", 1)[0], row.label),
                     Cell(percent(result.best_error), result.best_error),
                     Cell(f"{result.solved} of {result.trials}", result.solved),
                     Cell(result.verdict, result.verdict),
                 ]
             )
-            shown += [(row.label.rsplit(",", 1)[0], one) for one, _ in own]
-        series = []
-        for name, one in shown:
-            lines = [charts.line(*charts.trial_curve(one, trial), width=1) for trial in one.summary.top[: figure3.TOP]]
-            lines = [each for each in lines if each["x"]]
-            if lines:
-                series.append({"name": name, "lines": lines})
+            for one, run in own:
+                lines = charts.trial_lines(one, one.summary.top[: figure3.TOP])
+                if lines:
+                    label = name if len(own) == 1 else f"{name}, seed {run.study.seed}"
+                    series.append({"name": label, "lines": lines})
         if series:
             pictures.append(
                 charts.chart(
@@ -208,7 +222,7 @@ def _figure3(found: Sequence[Found]) -> dict[str, Any] | None:
             )
     if not rows:
         return None
-    columns = ["delay", "layer", "best validation error %", "trials that solved it", "beside the paper"]
+    columns = ["layer", "delay", "best validation error %", "trials that solved it", "beside the paper"]
     caption = f"Solved: a validation error below {100 * figure3.SOLVED:.1f}%. Always answering blank has 8.33%."
     return {"title": figure3.TITLE, "table": Table(caption, columns, rows), "charts": pictures}
 

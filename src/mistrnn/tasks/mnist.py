@@ -80,7 +80,7 @@ class PermutedMNIST(SequentialMNIST):
     """Classify a digit, pixel by pixel, in a random order that is the same for all images."""
 
     name = "pmnist"
-    summary = "the same with the pixels in one fixed random order"
+    summary = "classify MNIST digits pixel by pixel, in one fixed random order (58,000 / 2,000 / 10,000 images)"
     settings: ClassVar[dict[str, str]] = {"last_pixels": "read only the last so many pixels (default: all 784)"}
     permuted = True
 

@@ -1,6 +1,8 @@
 """Reading a study's folder, finished or still running, without touching anything in it; `store.py` says what it holds."""
 
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,42 @@ from mistrnn.training.model import Model
 from mistrnn.training.study import Study
 
 FORMAT = 1
+COLUMNS = ("trial", "step", "train_loss", "val_error")
+
+ROW: dict[str, Callable[[Any], bool]] = {
+    "trial": lambda v: _is_whole(v) and v >= 0,
+    "status": lambda v: v in ("ok", "diverged", "crashed"),
+    "learning_rate": lambda v: _is_number(v) and v > 0,
+    "val_error": lambda v: v is None or _is_number(v),
+    "test_error": lambda v: v is None or _is_number(v),
+    "best_step": lambda v: v is None or _is_whole(v),
+    "steps": lambda v: v is None or _is_whole(v),
+    "parameters": lambda v: v is None or _is_whole(v),
+    "seconds": lambda v: v is None or _is_number(v),
+    "group": lambda v: _is_whole(v) and v >= 1,
+    "device": lambda v: isinstance(v, str),
+}
+"""What a line of trials.jsonl holds."""
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return (_is_whole(value) or isinstance(value, float)) and math.isfinite(value)
+
+
+def _what_is_wrong(row: Any) -> str | None:
+    if not isinstance(row, dict):
+        return "expected a trial with its status"
+    for name, holds in ROW.items():
+        if name not in row or not holds(row[name]):
+            got = repr(row[name])[:40] if name in row else "nothing"
+            return f"expected a trial with its status; its {name} is {got}"
+    if (row["val_error"] is None) != (row["test_error"] is None):
+        return "expected both a validation and a test error, or none"
+    return None
 
 
 class Recorded:
@@ -37,24 +75,41 @@ class Recorded:
         """Return the study's settings."""
         try:
             return Study(**self.settings()["settings"])
-        except TypeError as error:
+        except UsageError as error:
+            raise UsageError(f"{self.folder / 'study.json'}: {error}") from error
+        except (TypeError, ValueError, AttributeError) as error:
             raise UsageError(
                 f"{self.folder / 'study.json'}: settings that this version does not know ({error})."
             ) from error
 
     def trials(self) -> list[dict[str, Any]]:
         """Return the finished trials."""
+        rows, problems = self.readable_trials()
+        if problems:
+            raise UsageError(problems[0])
+        return rows
+
+    def readable_trials(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return the finished trials whose lines can be read, and a word about each other line."""
         path = self.folder / "trials.jsonl"
         if not path.exists():
-            return []
+            return [], []
         try:
-            rows = [json.loads(line) for line in path.read_text().splitlines()]
-        except ValueError as error:
-            raise UsageError(f"{path}: not a list of trials ({error}).") from error
-        for number, row in enumerate(rows, start=1):
-            if not isinstance(row, dict) or not {"trial", "status"} <= row.keys():
-                raise UsageError(f"{path}, line {number}: expected a trial with its status.")
-        return rows
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}.") from error
+        rows, problems = [], []
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = json.loads(line)
+                wrong = _what_is_wrong(row)
+            except (ValueError, RecursionError) as error:
+                wrong = f"not JSON ({error})"
+            if wrong:
+                problems.append(f"{path}, line {number}: {wrong}.")
+            else:
+                rows.append(row)
+        return rows, problems
 
     def curves(self) -> dict[str, Tensor]:
         """Return the learning curves of the finished trials as columns."""
@@ -62,12 +117,28 @@ class Recorded:
         if not path.exists():
             empty = torch.zeros(0, dtype=torch.int64)
             return {"trial": empty, "step": empty, "train_loss": empty.double(), "val_error": empty.double()}
-        return self._read_tensors(path)
+        columns = self._read_tensors(path)
+        if sorted(columns) != sorted(COLUMNS) or len({column.shape for column in columns.values()}) != 1:
+            raise UsageError(
+                f"{path}: expected the columns {', '.join(COLUMNS)}, equally long, got {', '.join(columns)}."
+            )
+        return columns
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the gradient norms of the finished trials: trial and step [N], norms [N, tau]; nothing if none are there."""
         path = self.folder / "gradients.safetensors"
-        return self._read_tensors(path) if path.exists() else {}
+        if not path.exists():
+            return {}
+        columns = self._read_tensors(path)
+        shapes = {name: list(column.shape) for name, column in columns.items()}
+        norms = shapes.get("norms", [])
+        if (
+            sorted(columns) != ["norms", "step", "trial"]
+            or len(norms) != 2
+            or shapes["trial"] != shapes["step"] != norms[:1]
+        ):
+            raise UsageError(f"{path}: expected trial [N], step [N] and norms [N, tau], got {shapes}.")
+        return columns
 
     def best_trial(self) -> int:
         """Return the finished trial with the lowest validation error."""
@@ -96,13 +167,13 @@ class Recorded:
     def _read_tensors(self, path: Path) -> dict[str, Tensor]:
         try:
             return load_file(path)
-        except safetensors.SafetensorError as error:
+        except (safetensors.SafetensorError, OSError) as error:
             raise UsageError(f"{path}: not readable ({error}).") from error
 
     def _read_json(self, path: Path) -> dict[str, Any]:
         try:
             content = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"{path}: not readable as JSON ({error}).") from error
         if not isinstance(content, dict):
             raise UsageError(f"{path}: expected a JSON object, got {type(content).__name__}.")

@@ -28,10 +28,9 @@ from torch import Tensor
 
 from mistrnn import __version__
 from mistrnn.errors import UsageError
-from mistrnn.training.recorded import FORMAT, Recorded
+from mistrnn.training.recorded import COLUMNS, FORMAT, Recorded
 from mistrnn.training.study import Study
 
-COLUMNS = ("trial", "step", "train_loss", "val_error")
 OWN_FILES = re.compile(r"(study|groups)\.json|trials\.jsonl|(curves|gradients|checkpoint-\d+)\.safetensors")
 OWN_MODELS = re.compile(r"trial-\d+\.safetensors")
 

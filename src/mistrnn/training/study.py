@@ -62,6 +62,9 @@ class Study:
     def __post_init__(self) -> None:
         """Refuse settings that cannot work, before anything is written."""
         kind = task_class(self.task)
+        for name in ("task_settings", "layer_options"):
+            if not isinstance(getattr(self, name), dict):
+                raise UsageError(f"expected {name} to be a table of settings, got {getattr(self, name)!r}.")
         if self.layer not in LAYERS:
             raise UsageError(f"expected a layer among {', '.join(LAYERS)}, got {self.layer!r}.")
         if self.steps is None:

@@ -4,6 +4,9 @@
 const SVG = "http://www.w3.org/2000/svg";
 const DASHES = ["", "7 3", "2 3", "9 3 2 3", "12 4", "4 2", "1 3", "6 2 1 2 1 2"];
 
+// Colours repeat after eight series, and then the dashes are others.
+const dash = (k) => DASHES[(k + Math.floor(k / 8)) % 8];
+
 function make(name, attributes = {}, parent = null) {
   const element = parent instanceof SVGElement || name === "svg" ? document.createElementNS(SVG, name) : document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
@@ -22,13 +25,15 @@ function shown(value, percent) {
 
 // A scale from data to pixels, with the places of its ticks.
 function scale(values, from, to, log) {
-  let low = Math.min(...values), high = Math.max(...values);
+  let low = Infinity, high = -Infinity;
+  for (const v of values) low = Math.min(low, v), high = Math.max(high, v);
   if (!(low < high)) [low, high] = log ? [low / 2, low * 2] : [low - 0.5 * Math.abs(low) - 0.01, low + 0.5 * Math.abs(low) + 0.01];
   const ticks = [];
   if (log) {
     const first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high)), every = Math.max(1, Math.ceil((last - first) / 7));
     for (let power = first; power <= last; power += every) ticks.push(10 ** power);
-    if (last - first <= 2) for (let power = first; power < last; power++) ticks.push(2 * 10 ** power, 5 * 10 ** power);
+    const between = last - first <= 1 ? [2, 3, 4, 5, 6, 7, 8, 9] : last - first <= 2 ? [2, 5] : [];
+    for (let power = first; power < last; power++) for (const m of between) ticks.push(m * 10 ** power);
     const a = Math.log10(low), b = Math.log10(high);
     return { place: (v) => from + ((Math.log10(v) - a) / (b - a)) * (to - from), ticks: ticks.filter((t) => t >= low && t <= high) };
   }
@@ -54,11 +59,12 @@ function draw(figure) {
   const state = { hidden: new Set(), xLog: Boolean(spec.xLog), yLog: Boolean(spec.yLog), at: -1 };
   const colour = (k) => `var(--s${k % 8})`;
   const points = (series, k) => [
-    ...(series.lines || []).flatMap((l) => l.x.map((x, i) => ({ x, y: l.y[i], name: series.name, k }))),
-    ...(series.points || []).map((p) => ({ x: p.x, y: p.y, name: p.label || series.name, k })),
+    ...(series.lines || []).flatMap((l) => l.x.map((x, i) => ({ x, y: l.y[i], name: l.label ? `${series.name}: ${l.label}` : series.name, k }))),
+    ...(series.points || []).map((p) => ({ x: p.x, y: p.y, name: p.label || series.name, without: p.without, k })),
   ];
   const usable = (v, log) => v !== null && Number.isFinite(v) && (!log || v > 0);
-  const svg = make("svg", { role: "img", tabindex: "0", "aria-label": `${spec.title}: ${spec.y} against ${spec.x}, for ${spec.series.map((s) => s.name).join("; ")}. Arrow keys read the values.` }, figure);
+  const part = figure.closest("article, section")?.querySelector("h2, h3")?.textContent;
+  const svg = make("svg", { role: "application", "aria-roledescription": "chart", tabindex: "0", "aria-label": `${part}. ${spec.title}: ${spec.y} against ${spec.x}, for ${spec.series.map((s) => s.name).join("; ")}. Arrow keys read the values.` }, figure);
   const tip = make("p", { class: "tip", "aria-live": "polite" }, figure);
   const legend = make("ul", { class: "legend" }, figure);
   const tools = make("div", { class: "tools" }, figure);
@@ -68,9 +74,13 @@ function draw(figure) {
     const width = Math.max(280, figure.clientWidth), height = Math.round(Math.min(340, Math.max(220, width * 0.55)));
     const edge = { left: 62, right: 26, top: 10, bottom: 44 };
     svg.replaceChildren();
+    state.at = -1;
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     const visible = spec.series.map((s, k) => [s, k]).filter(([, k]) => !state.hidden.has(k));
-    const all = visible.flatMap(([s, k]) => points(s, k)).filter((p) => usable(p.x, state.xLog) && usable(p.y, state.yLog));
+    const everything = visible.flatMap(([s, k]) => points(s, k)).filter((p) => usable(p.x, false) && usable(p.y, false));
+    const all = everything.filter((p) => usable(p.x, state.xLog) && usable(p.y, state.yLog));
+    const lost = everything.length - all.length;
+    tip.textContent = lost ? `${lost} value${lost > 1 ? "s" : ""} of 0 or less cannot stand on a logarithmic scale` : "";
     seen = [];
     if (!all.length) {
       make("text", { x: width / 2, y: height / 2, "text-anchor": "middle", text: "nothing to show" }, svg);
@@ -109,7 +119,7 @@ function draw(figure) {
           marker(svg, k, px, py, { fill: colour(k) });
           continue;
         }
-        make("path", { d: path, fill: "none", stroke: colour(k), "stroke-width": l.width === 1 ? 1.3 : 2.4, "stroke-dasharray": DASHES[k % 8] }, svg);
+        make("path", { d: path, fill: "none", stroke: colour(k), "stroke-width": l.width === 1 ? 1.3 : 2.4, "stroke-dasharray": dash(k) }, svg);
       }
       for (const p of series.points || [])
         if (usable(p.x, state.xLog) && usable(p.y, state.yLog)) marker(svg, k, x.place(p.x), y.place(p.y), { fill: colour(k) });
@@ -119,7 +129,9 @@ function draw(figure) {
 
   function tell(point) {
     svg.querySelector(".here")?.remove();
-    tip.textContent = point ? `${point.name}: ${shown(point.y, spec.percent)} at ${spec.x} ${shown(point.x)}` : "";
+    if (point || tip.textContent.includes(" at ")) {
+      tip.textContent = point ? `${point.name}: ${point.without || shown(point.y, spec.percent)} at ${spec.x} ${shown(point.x)}` : "";
+    }
     if (point) make("circle", { class: "here", cx: point.px, cy: point.py, r: 7, fill: "none", stroke: "var(--ink)", "stroke-width": 2 }, svg);
   }
 
@@ -141,8 +153,8 @@ function draw(figure) {
     event.preventDefault();
     if (move !== undefined) state.at = Math.max(0, Math.min(seen.length - 1, state.at + move));
     else {
-      const kinds = [...new Set(seen.map((p) => p.k))], now = kinds.indexOf(seen[Math.max(0, state.at)].k);
-      state.at = seen.findIndex((p) => p.k === kinds[(now + other + kinds.length) % kinds.length]);
+      const kinds = [...new Set(seen.map((p) => p.k))], now = state.at < 0 ? -1 : kinds.indexOf(seen[state.at].k);
+      state.at = seen.findIndex((p) => p.k === kinds[(Math.max(now + other, other < 0 ? -1 : 0) + kinds.length) % kinds.length]);
     }
     tell(seen[state.at]);
   });
@@ -151,7 +163,7 @@ function draw(figure) {
     const button = make("button", { type: "button", "aria-pressed": "true" }, make("li", {}, legend));
     const sample = make("svg", { viewBox: "0 0 36 12", "aria-hidden": "true" }, button);
     if (series.points) marker(sample, k, 18, 6, { fill: colour(k) });
-    else make("line", { x1: 1, x2: 35, y1: 6, y2: 6, stroke: colour(k), "stroke-width": 3, "stroke-dasharray": DASHES[k % 8] }, sample);
+    else make("line", { x1: 1, x2: 35, y1: 6, y2: 6, stroke: colour(k), "stroke-width": 3, "stroke-dasharray": dash(k) }, sample);
     button.append(series.name);
     button.addEventListener("click", () => {
       const hide = !state.hidden.has(k);
@@ -168,8 +180,8 @@ function draw(figure) {
     label.append(` ${name}`);
     box.addEventListener("change", () => { state[axis] = box.checked, tell(null), render(); });
   }
-  new ResizeObserver(render).observe(figure);
-  render();
+  let width = 0;  // only a new width draws it anew, not a line of text below it
+  new ResizeObserver(() => { if (figure.clientWidth !== width) width = figure.clientWidth, render(); }).observe(figure);
 }
 
 function sortable(button) {
@@ -191,5 +203,11 @@ function sortable(button) {
   });
 }
 
-document.querySelectorAll("figure.chart").forEach(draw);
 document.querySelectorAll("button.sort").forEach(sortable);
+for (const figure of document.querySelectorAll("figure.chart")) {
+  try {
+    draw(figure);
+  } catch (error) {
+    make("p", { text: `This chart cannot be drawn: ${error.message}` }, figure);  // the others can
+  }
+}
