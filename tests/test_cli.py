@@ -17,6 +17,7 @@ from mistrnn import __main__, __version__, cli
 from mistrnn.cli import _app
 from mistrnn.training.group import Group
 from tests.tasks.idx_files import write_mnist
+from tests.tasks.recorded_files import write_hapt, write_mobiact, write_timit_sample
 
 SMALL = [
     "--delay",
@@ -321,7 +322,8 @@ def test_table1_shortened_says_so_and_ends_with_a_page(mist: Mist, tmp_path: Pat
     ]
     status, out, err = mist(*command, "--seeds", "0,1")
     assert (status, err) == (0, "")
-    assert re.search(r"^Simple RNN, 198 units +[\d.]+ ± [\d.]+ +12.90 ± 0.80 +not comparable: 2 trials", out, re.M)
+    row = r"^Simple RNN, 198 units +[\d.]+ ± [\d.]+ +-?\d.\d+ ± [\d.]+ +12.90 ± 0.80 +-2.27 ± 0.10 +not comparable: 2 trials"
+    assert re.search(row, out, re.M)
     assert "published ones" in out
     assert re.search(r"^  Simple RNN, 198 units, seed 1 alone: [\d.]+ ± 0.00$", out, re.M)
     assert "Shortened: 2 trials instead of 50 and 1 steps instead of 15,000." in out
@@ -330,6 +332,38 @@ def test_table1_shortened_says_so_and_ends_with_a_page(mist: Mist, tmp_path: Pat
     status, again, _ = mist(*command, "--seeds", "0,1")
     assert "step 1 of 1" not in again
     assert re.findall(r"alone: .*", again) == re.findall(r"alone: .*", out)
+
+
+def test_recorded_data_is_prepared_and_its_tables_say_what_it_is(mist: Mist, tmp_path: Path) -> None:
+    prepared = {name: tmp_path / f"{name}-prepared" for name in ("timit", "sample", "hapt", "mobiact")}
+    sample, hapt = write_timit_sample(tmp_path / "sample"), write_hapt(tmp_path / "hapt")
+    assert mist("data", "timit", "--from", sample, "--dir", prepared["sample"])[0] == 0
+    status, out, _ = mist("data", "hapt", "--from", hapt, "--dir", prepared["hapt"])
+    assert (status, out.splitlines()[-1]) == (0, f"{prepared['hapt']}: 60 recordings, 1,080 frames")
+    mobiact = write_mobiact(tmp_path / "mobiact")
+    assert mist("data", "mobiact", "--from", mobiact, "--dir", prepared["mobiact"])[0] == 0
+    shorter = ["--trials", 2, "--steps", 2]
+    small = [*shorter, "--rows", "lstm-100"]
+    status, _, err = mist("reproduce", "table3", "--data", prepared["sample"], *small, "--out", tmp_path / "x")
+    assert status == 2
+    assert "expected the prepared recordings of TIMIT, got TIMIT sample (NLTK) (--stand-in)." in err
+    table4 = ["reproduce", "table4", "--stand-in", "--data", prepared["hapt"]]
+    status, out, err = mist(*table4, *small, "--out", tmp_path / "t4")
+    assert (status, err) == (0, "")
+    assert "HAPT, standing in for MobiAct: test error of the top 10% by validation" in out
+    assert "published" not in out
+    assert re.search(r"^LSTM, 100 units +[\d.]+ ± 0.00 ", out, re.M)
+    assert "Shortened: 2 trials instead of 50 and 2 steps instead of 2,000." in out
+    assert (tmp_path / "t4" / "pictures" / "confusion.csv").exists()
+    assert not (tmp_path / "t4" / "pictures" / "over-time.csv").exists()  # one label for each segment
+    status, out, _ = mist(
+        "reproduce", "table3", "--stand-in", "--data", prepared["sample"], *small, "--out", tmp_path / "t3"
+    )
+    assert status == 0
+    assert "TIMIT sample (NLTK), standing in for TIMIT" in out
+    assert (tmp_path / "t3" / "pictures" / "over-time.csv").exists()
+    status, _, err = mist("data", "hapt", "--from", hapt, "--dir", prepared["hapt"])
+    assert (status, "is there already" in err) == (2, True)
 
 
 def test_figure3_shortened_says_so_and_ends_with_a_page(mist: Mist, tmp_path: Path) -> None:

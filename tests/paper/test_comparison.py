@@ -8,7 +8,7 @@ import pytest
 
 from mistrnn.errors import UsageError
 from mistrnn.layers import layer_class
-from mistrnn.paper import figure3, table1
+from mistrnn.paper import figure3, table1, table3, table4
 from mistrnn.paper.comparison import INSIDE, NOT_COMPARABLE, OUTSIDE, SeedRun, chosen_rows, resampled
 from mistrnn.tasks._mnist_files import PUBLISHED
 from mistrnn.training import Study
@@ -64,6 +64,33 @@ def test_rows_are_the_papers() -> None:
     assert counts["mist-512"] == 535_578
     assert counts["lstm-512"] == 1_057_802
     assert [row.study.task_settings for row in table1.CONTROL_ROWS] == [{"last_pixels": 200}] * 2
+
+
+def test_the_other_tables_are_the_papers() -> None:
+    def printed(rows: Any) -> list[Any]:
+        return [
+            (row.key, round(100 * p.error, 2), round(100 * p.deviation, 2), p.log10_learning_rate)
+            for row, p in ((row, row.published) for row in rows)
+        ]
+
+    assert printed(table3.ROWS) == [
+        ("rnn-197", 34.1, 0.3, (-1.09, 0.25)),
+        ("lstm-100", 32.1, 0.2, (-0.63, 0.06)),
+        ("clockwork-248", 38.2, 0.4, (-1.03, 0.31)),
+        ("mist-139", 32.0, 0.3, (-0.91, 0.16)),
+    ]
+    assert printed(table4.ROWS) == [
+        ("rnn-203", 49.2, 2.7, (-1.91, 0.18)),
+        ("lstm-100", 38.8, 1.5, (-0.89, 0.12)),
+        ("lstm-141", 37.8, 2.1, (-0.45, 0.17)),
+        ("clockwork-256", 40.3, 4.8, (-1.09, 0.31)),
+        ("mist-141", 29.0, 5.2, (-1.39, 0.21)),
+    ]
+    assert {row.study.steps for row in table3.ROWS} == {2_000}
+    budget = 4 * 100 * (6 + 100 + 1) + 101 * 12
+    for row in table4.STAND_IN_ROWS:
+        count = layer_class(row.study.layer)(6, row.study.hidden).parameter_count() + 12 * (row.study.hidden + 1)
+        assert 0.9 * budget < count <= budget
 
 
 def test_a_row_owns_its_studies_whatever_their_seed_and_length() -> None:

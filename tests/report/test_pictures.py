@@ -7,7 +7,19 @@ import pytest
 import torch
 
 from mistrnn.errors import UsageError
-from mistrnn.report import Norms, draw_attention, draw_figure1, draw_gradients
+from mistrnn.report import (
+    Norms,
+    draw_attention,
+    draw_confusion,
+    draw_figure1,
+    draw_gradients,
+    draw_over_time,
+    predictions,
+)
+from mistrnn.tasks import IGNORED, make_task
+from mistrnn.tasks.hapt import prepare_hapt
+from mistrnn.training import Study
+from tests.tasks.recorded_files import write_hapt
 
 PNG = b"\x89PNG"
 
@@ -60,6 +72,28 @@ def test_attention_has_a_row_for_each_step(tmp_path: Path) -> None:
     assert header == "step,delay_1_mean,delay_8_mean,delay_1_std,delay_8_std"
     assert len(rows) == 7
     assert float(rows[2].split(",")[2]) == pytest.approx(mixture[2, :, 1].mean().item(), abs=1e-6)
+
+
+def test_predictions_are_counted_and_drawn(tmp_path: Path) -> None:
+    source = write_hapt(tmp_path / "source")
+    prepare_hapt(source, tmp_path / "frames", frames=True)
+    task = make_task("hapt-frames", data=tmp_path / "frames")
+    model = Study(task="hapt-frames", layer="gru", hidden=4).model(task).eval()
+    counts, truth, found = predictions(model, task)
+    wrong = total = 0
+    for k in range(task.sizes["test"]):
+        inputs, targets = task.batch("test", torch.tensor([k]))
+        with torch.no_grad():
+            wrong += int(task.errors(model(inputs)[0], targets))
+        total += int(task.count(targets))
+    assert int(counts.sum()) == total
+    assert total - int(counts.diagonal().sum()) == wrong
+    files = draw_confusion(counts, task.classes, tmp_path, title="a <title>")
+    assert files[2].read_text().splitlines()[0] == "true,WALKING,SITTING,LAYING"
+    files = draw_over_time(truth, found, task.classes, tmp_path, title="over time")
+    lines = files[2].read_text().splitlines()
+    assert lines[0] == "step,true,predicted"
+    assert len(lines) - 1 == int((truth != IGNORED).sum()) == 36
 
 
 def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

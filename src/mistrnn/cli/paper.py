@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -11,15 +12,28 @@ from mistrnn.cli._app import app, console, reproduce_app
 from mistrnn.cli._flags import Device, Fresh, GroupSize, Seed, Steps, numbers
 from mistrnn.cli._progress import watched
 from mistrnn.errors import UsageError
-from mistrnn.paper import figure1, figure2, figure3, table1
-from mistrnn.paper.comparison import Row, SeedRun, chosen_rows, run_rows
-from mistrnn.report import build_page, draw_figure1, draw_figure2, percent
+from mistrnn.paper import figure1, figure2, figure3, table1, table3, table4
+from mistrnn.paper.comparison import Comparison, Row, SeedRun, chosen_rows, compare, place_of, run_rows
+from mistrnn.report import (
+    build_page,
+    draw_confusion,
+    draw_figure1,
+    draw_figure2,
+    draw_over_time,
+    percent,
+    predictions,
+)
 from mistrnn.tasks import Task, make_task
-from mistrnn.training import Study, study_task
+from mistrnn.tasks._recordings import RecordingTask
+from mistrnn.training import Recorded, Study, study_task
 
 Rows = Annotated[str | None, typer.Option("--rows", help="Only these rows, such as mist-139,lstm-100.")]
 Trials = Annotated[int | None, typer.Option("--trials", help="Fewer trials than the paper's 50.")]
 Seeds = Annotated[str, typer.Option("--seeds", help="Seeds, such as 0,1: several are pooled.")]
+Prepared = Annotated[Path, typer.Option("--data", help="Folder that `mist data` has prepared.")]
+StandIn = Annotated[
+    bool, typer.Option("--stand-in", help="The data stands in for the paper's, which must be asked for.")
+]
 Mnist = Annotated[Path, typer.Option("--data", help="Folder with the files of MNIST.")]
 
 
@@ -46,28 +60,106 @@ def table1_command(
         return tasks[key]
 
     found = _run(chosen, out, task_of, trials, steps, seeds, device, group_size, fresh)
-    table = Table(
-        "row", "error %, ours", "published", "verdict", "log10 lr, ours", "published", box=None, pad_edge=False
-    )
-    for row, own in found:
-        result, published = table1.comparison(row, own), row.published
-        rate, theirs = result.log10_learning_rate, published.log10_learning_rate
-        table.add_row(
-            row.label,
-            percent(*result.ours) if result.ours else "-",
-            percent(published.error, published.deviation),
-            result.verdict,
-            f"{rate[0]:.2f} ± {rate[1]:.2f}" if rate else "-",
-            f"{theirs[0]:.2f} ± {theirs[1]:.2f}" if theirs else "-",
-        )
-    print(f"\n{table1.TITLE}: test error of the top 10% by validation")
-    console.print(table)
-    for row, own in found:
-        for seed in own if len(own) > 1 else ():
-            print(f"  {row.label}, seed {seed.study.seed} alone: {percent(*seed.summary.test_error)}")
+    _print_comparisons(table1.TITLE, [(row, table1.comparison(row, own)) for row, own in found], published=True)
     _say_what_is_shortened(chosen, trials, steps)
     _page([out], out / "report.html")
     _leave_if_crashed(found)
+
+
+@reproduce_app.command("table3")
+def table3_command(
+    data: Prepared,
+    stand_in: StandIn = False,
+    out: Annotated[Path, typer.Option("--out", help="Where the studies and the page go.")] = Path("table3"),
+    rows: Rows = None,
+    trials: Trials = None,
+    steps: Steps = None,
+    seeds: Seeds = "0",
+    device: Device = "auto",
+    group_size: GroupSize = None,
+    fresh: Fresh = False,
+) -> None:
+    """Run the rows of table 3 (TIMIT), or with --stand-in the same on NLTK's sample of TIMIT."""
+    _recorded_table(table3, data, stand_in, out, rows, trials, steps, seeds, device, group_size, fresh)
+
+
+@reproduce_app.command("table4")
+def table4_command(
+    data: Prepared,
+    stand_in: StandIn = False,
+    out: Annotated[Path, typer.Option("--out", help="Where the studies and the page go.")] = Path("table4"),
+    rows: Rows = None,
+    trials: Trials = None,
+    steps: Steps = None,
+    seeds: Seeds = "0",
+    device: Device = "auto",
+    group_size: GroupSize = None,
+    fresh: Fresh = False,
+) -> None:
+    """Run the rows of table 4 (MobiAct), or with --stand-in layers of the same sizes on HAPT."""
+    _recorded_table(table4, data, stand_in, out, rows, trials, steps, seeds, device, group_size, fresh)
+
+
+def _recorded_table(
+    table: ModuleType,
+    data: Path,
+    stand_in: bool,
+    out: Path,
+    rows: str | None,
+    trials: int | None,
+    steps: int | None,
+    seeds: str,
+    device: str,
+    group_size: int | None,
+    fresh: bool,
+) -> None:
+    """Run a table on recordings, print it, and draw what its best model says."""
+    chosen = chosen_rows(table.STAND_IN_ROWS if stand_in else table.ROWS, _words(rows) or None)
+    task = study_task(chosen[0].study, data)
+    assert isinstance(task, RecordingTask)
+    wanted = table.STAND_IN if stand_in else table.DATA
+    if task.data_name != wanted:
+        hint = " (--stand-in)" if task.data_name == table.STAND_IN else ""
+        raise UsageError(f"{data}: expected the prepared recordings of {wanted}, got {task.data_name}{hint}.")
+    found = _run(chosen, out, lambda _: task, trials, steps, seeds, device, group_size, fresh)
+    title = f"{wanted}, standing in for {table.DATA}" if stand_in else table.TITLE
+    _print_comparisons(title, [(row, compare(row, own)) for row, own in found], published=not stand_in)
+    _say_what_is_shortened(chosen, trials, steps)
+    done = [(run.summary.top[0], row, run) for row, own in found for run in own if run.summary.top]
+    if done:
+        best, row, run = min(done, key=lambda one: one[2].trials[one[0]]["val_error"])
+        model = Recorded(out / place_of(row, run.study.seed)).model(best, task.to("cpu")).eval()
+        counts, truth, said = predictions(model, task)
+        name = f"{row.label}, trial {best}, on {wanted}"
+        pictures = draw_confusion(counts, task.classes, out / "pictures", title=name)
+        if not task.one_label:
+            pictures += draw_over_time(truth, said, task.classes, out / "pictures", title=name)
+        for picture in pictures:
+            print(picture)
+    _page([out], out / "report.html")
+    _leave_if_crashed(found)
+
+
+def _print_comparisons(title: str, results: list[tuple[Row, Comparison]], *, published: bool) -> None:
+    """Print a table: ours beside published, or ours alone."""
+    names = ["row", "error %, ours", "log10 lr, ours"]
+    names += ["error %, published", "log10 lr, published", "verdict"] if published else []
+    table = Table(*names, box=None, pad_edge=False)
+    for row, result in results:
+        ours, theirs = result.log10_learning_rate, row.published.log10_learning_rate
+        cells = [row.label, percent(*result.ours) if result.ours else "-", _pair(ours)]
+        if published:
+            cells += [percent(row.published.error, row.published.deviation), _pair(theirs), result.verdict]
+        table.add_row(*cells)
+    print(f"\n{title}: test error of the top 10% by validation")
+    console.print(table)
+    for row, result in results:
+        for run in result.seeds if len(result.seeds) > 1 else ():
+            print(f"  {row.label}, seed {run.study.seed} alone: {percent(*run.summary.test_error)}")
+
+
+def _pair(values: tuple[float, float] | None) -> str:
+    return f"{values[0]:.2f} ± {values[1]:.2f}" if values else "-"
 
 
 @reproduce_app.command("figure1")

@@ -5,6 +5,7 @@ from mistrnn.report.attention import draw_attention
 from mistrnn.report.curves import Curves, draw_curves
 from mistrnn.report.figure1 import draw_figure1
 from mistrnn.report.gradients import Norms, draw_figure2, draw_gradients
+from mistrnn.report.labels import draw_confusion, draw_over_time, predictions
 from mistrnn.report.page import Built, build_page, percent
 
 __all__ = [
@@ -13,10 +14,13 @@ __all__ = [
     "Norms",
     "build_page",
     "draw_attention",
+    "draw_confusion",
     "draw_curves",
     "draw_figure1",
     "draw_figure2",
     "draw_gradients",
+    "draw_over_time",
     "percent",
+    "predictions",
     "save_rows",
 ]

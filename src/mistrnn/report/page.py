@@ -150,10 +150,11 @@ def _table1(found: Sequence[Found], names: dict[int, str]) -> dict[str, Any] | N
         shown += [(f"{row.label}, seed {one.study.seed}", one) for one, _ in own]
     if not rows:
         return None
-    columns = ["layer", "error %, ours", "published", "difference", "verdict", "log10 learning rate, ours", "published"]
-    columns += ["seeds: top 10% of each", "diverged"]
+    columns = ["layer", "error %, ours", "error %, published", "difference", "verdict", "log10 learning rate, ours"]
+    columns += ["log10 learning rate, published", "seeds: top 10% of each", "diverged"]
     caption = (
-        "Test error of the top 10% of trials by validation error, in percent. Several seeds are pooled by resampling."
+        "Test error of the top 10% of trials by validation error, in percent: mean ± deviation over them, as published. "
+        "Of several seeds: mean ± deviation of that mean over random samples of 50 of all their trials."
     )
     return {
         "title": table1.TITLE,
