@@ -324,7 +324,7 @@ def test_table1_shortened_says_so_and_ends_with_a_page(mist: Mist, tmp_path: Pat
     assert (status, err) == (0, "")
     row = r"^Simple RNN, 198 units +[\d.]+ ± [\d.]+ +-?\d.\d+ ± [\d.]+ +12.90 ± 0.80 +-2.27 ± 0.10 +not comparable: 2 trials"
     assert re.search(row, out, re.M)
-    assert "published ones" in out
+    assert "on files that are not the published ones" in (tmp_path / "t" / "report.html").read_text()
     assert re.search(r"^  Simple RNN, 198 units, seed 1 alone: [\d.]+ ± 0.00$", out, re.M)
     assert "Shortened: 2 trials instead of 50 and 1 steps instead of 15,000." in out
     assert out.splitlines()[-1] == f"report: {tmp_path / 't' / 'report.html'}"
