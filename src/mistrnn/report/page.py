@@ -6,7 +6,7 @@ Tables and words are made here and stand in the file; charts are drawn by `templ
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from mistrnn import __version__
 from mistrnn.errors import UsageError
 from mistrnn.layers import LAYERS
-from mistrnn.paper import figure3, table1
-from mistrnn.paper.comparison import Comparison, Row, SeedRun
+from mistrnn.paper import figure3, table1, table3, table4
+from mistrnn.paper.comparison import Comparison, Row, SeedRun, compare
 from mistrnn.report import charts
-from mistrnn.report.charts import Chart
 from mistrnn.report.collected import Found, collect
 from mistrnn.tasks import TASKS, Task
 
@@ -71,7 +70,7 @@ def build_page(folders: Sequence[Path], out: Path, *, title: str = "Recurrent la
         "problems": problems,
         "notes": collected.notes,
         "counts": f"{len(found)} {'study' if len(found) == 1 else 'studies'}, {sum(len(one.trials) for one in found)} trials",
-        "paper": [part for part in (_table1(found, names), _figure3(found, names)) if part],
+        "paper": [*_paper_tables(found, names), *_some(_figure3(found, names))],
         "tasks": list(_tasks(found, names)),
         "studies": [_study(one, names[id(one)]) for one in found],
         "paths": charts.shortest_paths(found, max((_steps(one) for one in found), default=0)),
@@ -137,14 +136,29 @@ def _seeds(row: Row, found: Iterable[Found]) -> list[tuple[Found, SeedRun]]:
     return [(one, SeedRun(one.study, tuple(one.trials), one.data)) for one in found if row.owns(one.study)]
 
 
-def _table1(found: Sequence[Found], names: dict[int, str]) -> dict[str, Any] | None:
-    """Return table 1, ours beside published, if any study belongs to it."""
+def _paper_tables(found: Sequence[Found], names: dict[int, str]) -> Iterable[dict[str, Any]]:
+    """Give the paper's tables, ours beside published, to which any study belongs."""
+    for title, rows, comparison in (
+        (table1.TITLE, (*table1.ROWS, *table1.CONTROL_ROWS), table1.comparison),
+        (table3.TITLE, table3.ROWS, compare),
+        (table4.TITLE, table4.ROWS, compare),
+    ):
+        yield from _some(_paper_table(title, rows, comparison, found, names))
+
+
+def _paper_table(
+    title: str,
+    paper_rows: Sequence[Row],
+    comparison: Callable[[Row, Sequence[SeedRun]], Comparison],
+    found: Sequence[Found],
+    names: dict[int, str],
+) -> dict[str, Any] | None:
     rows, shown = [], []
-    for row in (*table1.ROWS, *table1.CONTROL_ROWS):
+    for row in paper_rows:
         own = _seeds(row, found)
         if not own:
             continue
-        result = table1.comparison(row, [seed for _, seed in own])
+        result = comparison(row, [seed for _, seed in own])
         anchors = {seed.study.seed: f"#{names[id(one)]}" for one, seed in own}
         rows.append(_comparison_cells(result, anchors))
         shown += [(f"{row.label}, seed {one.study.seed}", one) for one, _ in own]
@@ -157,7 +171,7 @@ def _table1(found: Sequence[Found], names: dict[int, str]) -> dict[str, Any] | N
         "Of several seeds: mean ± deviation of that mean over random samples of 50 of all their trials."
     )
     return {
-        "title": table1.TITLE,
+        "title": title,
         "table": Table(caption, columns, rows),
         "charts": _some(charts.overview("Top 10% of trials, mean validation error", shown)),
     }
@@ -318,5 +332,5 @@ def _status(trial: dict[str, Any]) -> str:
     return f"crashed: {trial.get('error', '')}" if trial["status"] == "crashed" else str(trial["status"])
 
 
-def _some(*made: Chart | None) -> list[Chart]:
+def _some(*made: dict[str, Any] | None) -> list[dict[str, Any]]:
     return [one for one in made if one is not None]
