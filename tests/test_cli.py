@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -17,7 +18,13 @@ from mistrnn import __main__, __version__, cli
 from mistrnn.cli import _app
 from mistrnn.training.group import Group
 from tests.tasks.idx_files import write_mnist
-from tests.tasks.recorded_files import write_hapt, write_mobiact, write_timit_sample
+from tests.tasks.recorded_files import (
+    write_gesture_phase,
+    write_hapt,
+    write_mobiact,
+    write_standard,
+    write_timit_sample,
+)
 
 SMALL = [
     "--delay",
@@ -116,7 +123,7 @@ def test_permuted_mnist_runs_from_files(mist: Mist, tmp_path: Path) -> None:
     [
         (
             ["cpoy"],
-            "expected a task among copy, addition, smnist, pmnist, timit, mobiact, hapt, hapt-frames, got 'cpoy'.",
+            "expected a task among copy, addition, smnist, pmnist, timit, mobiact, surgical, hapt, hapt-frames, got",
         ),
         (["copy", "--layer", "mits"], "expected a layer among mist, narx, clockwork, rnn, lstm, gru, got 'mits'."),
         (["copy", "--delay", "55"], "copy: expected delay to be a positive multiple of 10"),
@@ -364,6 +371,33 @@ def test_recorded_data_is_prepared_and_its_tables_say_what_it_is(mist: Mist, tmp
     assert (tmp_path / "t3" / "pictures" / "over-time.csv").exists()
     status, _, err = mist("data", "hapt", "--from", hapt, "--dir", prepared["hapt"])
     assert (status, "is there already" in err) == (2, True)
+
+
+def test_table2_holds_out_every_user_and_says_what_the_data_is(mist: Mist, tmp_path: Path) -> None:
+    phase, own = write_gesture_phase(tmp_path / "phase"), write_standard(tmp_path / "MISTIC-SL")
+    for source, name in ((phase, "phase"), (own, "mistic")):
+        assert mist("data", "surgical", "--from", source, "--dir", tmp_path / f"{name}-prepared")[0] == 0
+    small = ["--rows", "lstm", "--steps", 2]
+    table2 = ["reproduce", "table2", "--data", tmp_path / "phase-prepared", *small, "--out", tmp_path / "t2"]
+    status, _, err = mist(*table2)
+    assert status == 2
+    assert "the recordings are Gesture Phase Segmentation; --stand-in is for data other than MISTIC-SL" in err
+    status, out, err = mist(*table2, "--stand-in")
+    assert (status, err) == (0, "")
+    assert (
+        "Gesture Phase Segmentation, standing in for MISTIC-SL: mean ± deviation over 3 users, each held out once"
+        in out
+    )
+    assert re.search(r"^LSTM, 64 units +[\d.]+ ± [\d.]+ +[\d.]+ ± [\d.]+ *$", out, re.M)
+    assert "Shortened: 2 steps instead of 80 epochs." in out
+    errors = [json.loads((tmp_path / f"t2/lstm-user-{user}/trials.jsonl").read_text())["test_error"] for user in "abc"]
+    assert f"{100 * sum(errors) / 3:.2f} ± {100 * statistics.stdev(errors):.2f}" in out
+    whole = ["reproduce", "table2", "--data", tmp_path / "mistic-prepared", *small, "--out", tmp_path / "whole"]
+    status, out, _ = mist(*whole)
+    assert status == 0
+    assert re.search(r"^LSTM, 1024 units .* 13.90 ± 3.00 +not comparable: fewer steps than published", out, re.M)
+    status, _, err = mist("reproduce", "table2", "--data", tmp_path / "mistic-prepared", "--rows", "gru")
+    assert (status, "expected --rows among rnn, lstm, clockwork, mist, got gru." in err) == (2, True)
 
 
 def test_figure3_shortened_says_so_and_ends_with_a_page(mist: Mist, tmp_path: Path) -> None:

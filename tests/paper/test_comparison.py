@@ -8,7 +8,7 @@ import pytest
 
 from mistrnn.errors import UsageError
 from mistrnn.layers import layer_class
-from mistrnn.paper import figure3, table1, table3, table4
+from mistrnn.paper import figure3, table1, table2, table3, table4
 from mistrnn.paper.comparison import INSIDE, NOT_COMPARABLE, OUTSIDE, SeedRun, chosen_rows, resampled
 from mistrnn.tasks._mnist_files import PUBLISHED
 from mistrnn.training import Study
@@ -91,6 +91,23 @@ def test_the_other_tables_are_the_papers() -> None:
     for row in table4.STAND_IN_ROWS:
         count = layer_class(row.study.layer)(6, row.study.hidden).parameter_count() + 12 * (row.study.hidden + 1)
         assert 0.9 * budget < count <= budget
+
+
+def test_table2_judges_only_whole_runs_over_all_users() -> None:
+    assert {layer: (row[0], row[1].error, row[1].deviation) for layer, row in table2.ROWS.items()} == {
+        "rnn": ("Simple RNN", 0.380, 0.062),
+        "lstm": ("LSTM", 0.139, 0.030),
+        "clockwork": ("Clockwork RNN", 0.225, 0.050),
+        "mist": ("MIST RNN", 0.141, 0.039),
+    }
+
+    def verdict(error: float, users: int = 15, shortened: bool = False) -> str:
+        return table2.verdict("lstm", table2.Result("", (error,) * users, (0.0,) * users), shortened=shortened)
+
+    assert verdict(0.15) == "inside the published spread, 1.10 points higher"
+    assert verdict(0.07) == "outside the published spread, 6.90 points lower"
+    assert verdict(0.139, users=8) == "not comparable: 8 of 15 users"
+    assert verdict(0.139, shortened=True) == "not comparable: fewer steps than published"
 
 
 def test_a_row_owns_its_studies_whatever_their_seed_and_length() -> None:

@@ -145,3 +145,42 @@ def write_mobiact(folder: Path, raw: bool = False, subjects: int = 67) -> Path:
                 )
                 (place / f"{activity}_{subject}_1_annotated.csv").write_text(header + rows)
     return folder
+
+
+def write_jigsaws(folder: Path) -> Path:
+    """Three users with two trials each of 80 frames, of which 11 to 70 have a gesture."""
+    draw = np.random.RandomState(0)
+    for user in "BCD":
+        for trial in ("001", "003"):
+            kinematics = folder / f"Suturing/kinematics/AllGestures/Suturing_{user}{trial}.txt"
+            labels = folder / f"Suturing/transcriptions/Suturing_{user}{trial}.txt"
+            for place in (kinematics, labels):
+                place.parent.mkdir(parents=True, exist_ok=True)
+            rows = draw.randn(80, 76)
+            kinematics.write_text("".join("    ".join(f"{v:.6f}" for v in row) + "\n" for row in rows))
+            labels.write_text("11 40 G1 \n41 70 G8 \n")
+    return folder
+
+
+def write_gesture_phase(folder: Path) -> Path:
+    """Seven recordings of three users, with a mark in front of one file and one label in Portuguese, as published."""
+    draw = np.random.RandomState(0)
+    folder.mkdir(parents=True)
+    points = [f"{place}{axis}" for place in ("lh", "rh", "h", "s", "lw", "rw") for axis in "xyz"]
+    phases = ["Rest", "Preparação", "Stroke", "Hold", "Retraction", "Preparation"]
+    for name in ("a1", "a2", "a3", "b1", "b3", "c1", "c3"):
+        rows = [[f"{v:.5f}" for v in draw.randn(18)] + [str(5_000 + 30 * k), phases[k // 5 % 6]] for k in range(40)]
+        text = "\n".join(",".join(row) for row in [[*points, "timestamp", "phase"], *rows]) + "\n"
+        (folder / f"{name}_raw.csv").write_text(("\ufeff" if name == "b1" else "") + text)
+        (folder / f"{name}_va3.csv").write_text("other\n")
+    return folder
+
+
+def write_standard(folder: Path) -> Path:
+    draw = np.random.RandomState(0)
+    folder.mkdir(parents=True)
+    for user in ("u1", "u2", "u3"):
+        for trial in (1, 2):
+            rows = "".join(f"{draw.randn():.4f},{draw.randn():.4f},{'knot' if k < 9 else 'throw'}\n" for k in range(20))
+            (folder / f"{user}_{trial}.csv").write_text("x,y,label\n" + rows)
+    return folder

@@ -374,3 +374,56 @@ def test_gradient_norms_count_from_each_sequences_own_end(recordings: dict[str, 
     for tau, norm in enumerate(norms.tolist()):
         there = [values[tau].item() for values in single if tau < len(values)]
         assert norm == pytest.approx(sum(there) / len(there), rel=1e-9)
+
+
+def test_halving_uniform_weights_no_momentum_and_the_last_parameters(task: Task) -> None:
+    settings = study(
+        schedule="halving", initialization="uniform", momentum=0.0, keep="last", learning_rate=0.5, layer="rnn"
+    )
+    start = settings.initial_parameters(0, task)
+    weights = torch.cat([value.flatten() for key, value in start.items() if "weight" in key])
+    assert 0.09 < weights.abs().max() <= 0.1
+    assert weights.mean().abs() < 0.01
+    group = trained(settings, task, [0])
+    model = settings.model(task)
+    model.load_state_dict(start)
+    order = settings.data_order(0, 0, task.sizes["train"])
+    for step in range(STEPS):
+        inputs, targets = task.batch("train", order[step * 10 : (step + 1) * 10], torch.float64)
+        model.zero_grad()
+        (10 * torch.nn.functional.cross_entropy(model(inputs)[0].flatten(0, 1), targets.flatten())).backward()
+        norm = torch.stack([parameter.grad.square().sum() for parameter in model.parameters()]).sum().sqrt()
+        rate = 0.5 if step < 10 else 0.5 * 0.5 ** (1 + (step - 10) * 16 // 20)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= rate * parameter.grad / max(1.0, norm.item())
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(of_trial(group, 0)[key], value, rtol=1e-6, atol=1e-9)
+        assert torch.equal(group.best[key][0], group.parameters[key][0])
+
+
+def test_severed_weights_stay_severed_when_drawn_uniformly(task: Task) -> None:
+    settings = study(layer="clockwork", hidden=8, initialization="uniform")
+    drawn, normal = (s.initial_parameters(0, task)["layer.weight_hh_l0"] for s in (settings, study(layer="clockwork")))
+    assert torch.equal(drawn == 0, normal == 0)
+    assert (drawn == 0).any()
+
+
+def test_readout_dropout_is_each_trials_own(task: Task) -> None:
+    settings = study(readout_dropout=0.5)
+    many, one = trained(settings, task, [2, 0, 1]), trained(settings, task, [1])
+    for key, value in of_trial(one, 1).items():
+        torch.testing.assert_close(of_trial(many, 1)[key], value, rtol=1e-10, atol=1e-12)
+    without = trained(study(), task, [1])
+    assert not torch.equal(of_trial(without, 1)["readout.weight"], of_trial(one, 1)["readout.weight"])
+    mask, longer = settings.dropout_mask(1, 3, (5, 4)), settings.dropout_mask(1, 3, (9, 4))
+    assert torch.equal(mask, longer[:5])
+    assert set(mask.unique().tolist()) == {0.0, 2.0}
+    assert not torch.equal(mask, settings.dropout_mask(1, 4, (5, 4)))
+    assert not torch.equal(mask, settings.dropout_mask(2, 3, (5, 4)))
+
+
+def test_readout_dropout_is_none_in_evaluation(task: Task) -> None:
+    group = Group(study(readout_dropout=0.9), task, [0], CPU)
+    assert group.evaluate(group.parameters, "val") == group.evaluate(group.parameters, "val")
+    assert group.evaluate(group.parameters, "val") == Group(study(), task, [0], CPU).evaluate(group.parameters, "val")

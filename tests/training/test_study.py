@@ -76,7 +76,11 @@ def test_steps_and_interval_default_to_the_tasks() -> None:
         ({"seed": -1}, "expected seed between 0 and 2^31 - 1, got -1."),
         ({"seed": 2**31}, "expected seed between 0 and 2^31 - 1, got 2147483648."),
         ({"optimizer": "sdg"}, "expected optimizer among sgd, adam, adamw, got 'sdg'."),
-        ({"schedule": "step"}, "expected schedule among constant, cosine, got 'step'."),
+        ({"schedule": "step"}, "expected schedule among constant, cosine, halving, got 'step'."),
+        ({"initialization": "zero"}, "expected initialization among normal, uniform, got 'zero'."),
+        ({"keep": "first"}, "expected keep among best, last, got 'first'."),
+        ({"momentum": 1.0}, "expected 0 <= momentum < 1, got 1.0."),
+        ({"readout_dropout": -0.1}, "expected 0 <= readout_dropout < 1, got -0.1."),
         ({"precision": "fp8"}, "expected precision among high, fp32, bf16, fp64, got 'fp8'."),
         ({"learning_rate": 0.0}, "expected learning_rate > 0, got 0.0."),
         ({"learning_rate": float("nan")}, "expected learning_rate > 0, got nan."),
@@ -104,3 +108,11 @@ def test_differences_name_what_was_set_otherwise() -> None:
         "steps: 7 there, 5 here",
         "seed: 0 there, 1 here",
     ]
+
+
+def test_studies_of_earlier_versions_go_on_with_what_was_always_so() -> None:
+    stored = study().as_dict()
+    for later in ("momentum", "initialization", "readout_dropout", "keep", "gradients_every"):
+        stored.pop(later)
+    assert study().differences(stored) == []
+    assert study(momentum=0.5).differences(stored) == ["momentum: 0.9 there, 0.5 here"]

@@ -21,6 +21,7 @@ Data = Annotated[Path | None, typer.Option("--data", help="Folder with the task'
 Delay = Annotated[int | None, typer.Option("--delay", help="copy: how long to remember, a multiple of 10.")]
 Length = Annotated[int | None, typer.Option("--length", help="addition: the length of the sequences.")]
 LastPixels = Annotated[int | None, typer.Option("--last-pixels", help="pmnist: read only the last so many pixels.")]
+User = Annotated[str | None, typer.Option("--user", help="surgical: whose recordings are tested on.")]
 Delays = Annotated[str | None, typer.Option("--delays", help="mist, narx: a number or a list such as 1,2,4.")]
 Periods = Annotated[str | None, typer.Option("--periods", help="clockwork: a number or a list such as 1,2,4.")]
 NumLayers = Annotated[int, typer.Option("--num-layers", help="Layers on top of each other.")]

@@ -12,7 +12,7 @@ from mistrnn.cli._app import app, console, reproduce_app
 from mistrnn.cli._flags import Device, Fresh, GroupSize, Seed, Steps, numbers
 from mistrnn.cli._progress import watched
 from mistrnn.errors import UsageError
-from mistrnn.paper import figure1, figure2, figure3, table1, table3, table4
+from mistrnn.paper import figure1, figure2, figure3, table1, table2, table3, table4
 from mistrnn.paper.comparison import Comparison, Row, SeedRun, chosen_rows, compare, place_of, run_rows
 from mistrnn.report import (
     build_page,
@@ -25,7 +25,7 @@ from mistrnn.report import (
 )
 from mistrnn.tasks import Task, make_task
 from mistrnn.tasks._recordings import RecordingTask
-from mistrnn.training import Recorded, Study, study_task
+from mistrnn.training import Recorded, Study, run_study, study_task
 
 Rows = Annotated[str | None, typer.Option("--rows", help="Only these rows, such as mist-139,lstm-100.")]
 Trials = Annotated[int | None, typer.Option("--trials", help="Fewer trials than the paper's 50.")]
@@ -64,6 +64,64 @@ def table1_command(
     _say_what_is_shortened(chosen, trials, steps)
     _page([out], out / "report.html")
     _leave_if_crashed(found)
+
+
+@reproduce_app.command("table2")
+def table2_command(
+    data: Prepared,
+    stand_in: StandIn = False,
+    out: Annotated[Path, typer.Option("--out", help="Where the studies and the page go.")] = Path("table2"),
+    layers: Annotated[str | None, typer.Option("--rows", help="Only these layers, such as mist,lstm.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Fewer steps than 80 epochs.")] = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    fresh: Fresh = False,
+) -> None:
+    """Run table 2 (MISTIC-SL), or with --stand-in JIGSAWS or Gesture Phase Segmentation, one user held out at a time."""
+    wanted = _words(layers) or list(table2.ROWS)
+    unknown = [name for name in wanted if name not in table2.ROWS]
+    if unknown:
+        raise UsageError(f"expected --rows among {', '.join(table2.ROWS)}, got {', '.join(unknown)}.")
+    first = make_task("surgical", data=data)
+    assert isinstance(first, RecordingTask)
+    if (first.data_name == table2.DATA) == stand_in:
+        raise UsageError(
+            f"{data}: the recordings are {first.data_name}; --stand-in is for data other than {table2.DATA}, and only for it."
+        )
+    results = []
+    for layer in wanted:
+        errors, distances = [], []
+        for user in first.groups:
+            task = make_task("surgical", {"user": user}, data=data)
+            assert isinstance(task, RecordingTask)
+            study = table2.study(layer, user, task, seed=seed, steps=steps)
+            place = out / f"{layer}-user-{user}"
+            with watched(study.total_steps, out) as (show, stop):
+                show.line(f"{table2.ROWS[layer][0]}, {study.hidden} units, user {user} held out")
+                (row,) = run_study(
+                    study, place, device=device, fresh=fresh, task=task, say=show.line, report=show.step, stop=stop
+                )
+            if row["test_error"] is None:
+                raise UsageError(f"{place}: the trial has {row['status']} before its first validation.")
+            errors.append(row["test_error"])
+            distances.append(table2.edit_distances(Recorded(place).model(0, task.to("cpu")).eval(), task))
+        label = f"{table2.ROWS[layer][0]}, {study.hidden} units"
+        results.append((layer, table2.Result(label, tuple(errors), tuple(distances))))
+    title = f"{first.data_name}, standing in for {table2.DATA}" if stand_in else table2.TITLE
+    names = ["row", "frame error %", "segment edit distance %"] + ([] if stand_in else ["published", "verdict"])
+    table = Table(*names, box=None, pad_edge=False)
+    for layer, result in results:
+        cells = [result.label, percent(*result.frame_error), percent(*result.edit_distance)]
+        if not stand_in:
+            published = table2.ROWS[layer][1]
+            words = table2.verdict(layer, result, shortened=steps is not None)
+            cells += [percent(published.error, published.deviation), words]
+        table.add_row(*cells)
+    print(f"\n{title}: mean ± deviation over {len(first.groups)} users, each held out once")
+    console.print(table)
+    if steps is not None:
+        print(f"Shortened: {steps:,} steps instead of {table2.EPOCHS} epochs.")
+    _page([out], out / "report.html")
 
 
 @reproduce_app.command("table3")

@@ -33,6 +33,7 @@ from mistrnn.cli._flags import (
     Steps,
     TaskName,
     Truncate,
+    User,
     ValidateEvery,
     WeightDecay,
     numbers,
@@ -45,6 +46,7 @@ from mistrnn.tasks import TASKS
 from mistrnn.tasks._mnist_files import MIRRORS, get
 from mistrnn.tasks.hapt import prepare_hapt
 from mistrnn.tasks.mobiact import prepare_mobiact
+from mistrnn.tasks.surgical import prepare_surgical
 from mistrnn.tasks.timit import prepare_timit
 from mistrnn.training import Study, run_study, study_task, summarise
 
@@ -65,6 +67,7 @@ def sweep(
     delay: Delay = None,
     length: Length = None,
     last_pixels: LastPixels = None,
+    user: User = None,
     delays: Delays = None,
     periods: Periods = None,
     num_layers: NumLayers = 1,
@@ -99,6 +102,7 @@ def train(
     delay: Delay = None,
     length: Length = None,
     last_pixels: LastPixels = None,
+    user: User = None,
     delays: Delays = None,
     periods: Periods = None,
     num_layers: NumLayers = 1,
@@ -151,6 +155,12 @@ def timit(place: From, folder: PreparedIn) -> None:
 def mobiact(place: From, folder: PreparedIn) -> None:
     """Prepare MobiAct v2.0."""
     prepare_mobiact(place, folder, print)
+
+
+@data_app.command()
+def surgical(place: From, folder: PreparedIn) -> None:
+    """Prepare JIGSAWS (Suturing), recordings in the standard form (MISTIC-SL), or Gesture Phase Segmentation."""
+    prepare_surgical(place, folder, print)
 
 
 @data_app.command()
@@ -210,7 +220,7 @@ def demo(
 
 def study_from(given: dict[str, Any]) -> Study:
     """Return the study that the flags of `sweep` or `train` describe."""
-    settings = {name: given[name] for name in ("delay", "length", "last_pixels") if given[name] is not None}
+    settings = {name: given[name] for name in ("delay", "length", "last_pixels", "user") if given.get(name) is not None}
     return Study(
         **{field.name: given[field.name] for field in fields(Study) if field.name in given},
         task_settings=settings,

@@ -10,9 +10,20 @@ from mistrnn.tasks.copy import Copy
 from mistrnn.tasks.hapt import Hapt, HaptFrames
 from mistrnn.tasks.mnist import PermutedMNIST, SequentialMNIST
 from mistrnn.tasks.mobiact import MobiAct
+from mistrnn.tasks.surgical import Surgical
 from mistrnn.tasks.timit import Timit
 
-KINDS: tuple[type[Task], ...] = (Copy, Addition, SequentialMNIST, PermutedMNIST, Timit, MobiAct, Hapt, HaptFrames)
+KINDS: tuple[type[Task], ...] = (
+    Copy,
+    Addition,
+    SequentialMNIST,
+    PermutedMNIST,
+    Timit,
+    MobiAct,
+    Surgical,
+    Hapt,
+    HaptFrames,
+)
 TASKS = {kind.name: kind for kind in KINDS}
 
 

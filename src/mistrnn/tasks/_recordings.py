@@ -180,6 +180,7 @@ class RecordingTask(Task):
 
     def __init__(self, data: Path, seed: int = 0) -> None:
         recordings = Recordings(data, self.data_command)
+        self.groups = sorted({recording.group for recording in recordings.recordings})
         self.classes, self.data_name = recordings.classes, recordings.name
         self.input_size, self.output_size = int(recordings.inputs.shape[1]), len(recordings.classes)
         self.data_identity, self.data_note = recordings.identity, recordings.note

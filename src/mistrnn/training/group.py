@@ -55,7 +55,7 @@ class Group:
         self.parameters: Tensors = {name: torch.stack([s[name] for s in starts]).to(device) for name in starts[0]}
         self.best: Tensors = {name: value.clone() for name, value in self.parameters.items()}
         """The parameters of each trial's best validation, for all records."""
-        self.optimizer = Optimizer(study.optimizer, self.parameters, study.weight_decay)
+        self.optimizer = Optimizer(study.optimizer, self.parameters, study.weight_decay, study.momentum)
         self._rates = self._learning_rates()
         self._loss_sum = torch.zeros(len(trials), dtype=torch.float64, device=device)
         self._diverged_at = torch.zeros(len(trials), dtype=torch.int64, device=device)  # 0: not yet
@@ -76,7 +76,7 @@ class Group:
         if self.step == 0 and study.gradients_every:
             self._measure_gradients()
         inputs, targets = self.task.batch("train", self._next_index(), study.dtype)  # [E, T, B, I], [E, (T,) B]
-        clipped, norms, losses = self._clipped_gradients(inputs, targets)
+        clipped, norms, losses = self._clipped_gradients(inputs, targets, *self._dropout_masks(inputs))
         self.step += 1
         rate = self._rates * schedule_factor(study.schedule, self.step, study.total_steps)
         self.optimizer.update(self.parameters, clipped, rate, self.step)
@@ -116,21 +116,30 @@ class Group:
         values: list[float] = (torch.stack(totals).sum(0) / torch.stack(counts).sum()).tolist()
         return values
 
-    def _clipped_gradients(self, inputs: Tensor, targets: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+    def _dropout_masks(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        """Return what each trial's readout reads, [E, T, B, H], if the study drops anything."""
+        if not self.study.readout_dropout:
+            return ()
+        shape = inputs.size(1), inputs.size(2)
+        masks = [self.study.dropout_mask(self.records[k].trial, self.step, shape) for k in self.running]
+        return (torch.stack(masks).to(self.device),)
+
+    def _clipped_gradients(self, *batch: Tensor) -> tuple[Tensors, Tensor, Tensor]:
         """Return each trial's clipped gradients, their norms [E] before, and the losses [E]."""
 
-        def compute(inputs: Tensor, targets: Tensor) -> tuple[Tensors, Tensor, Tensor]:
-            gradients, losses = self._gradients(inputs, targets)
+        def compute(*batch: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+            gradients, losses = self._gradients(*batch)
             return *clip(gradients), losses
 
         if self.device.type != "cuda":
-            return compute(inputs, targets)
-        if inputs.shape not in self._captured:
-            self._captured[inputs.shape] = Captured(compute, inputs, targets)
-        found: tuple[Tensors, Tensor, Tensor] = self._captured[inputs.shape](inputs, targets)
+            return compute(*batch)
+        shape = batch[0].shape
+        if shape not in self._captured:
+            self._captured[shape] = Captured(compute, *batch)
+        found: tuple[Tensors, Tensor, Tensor] = self._captured[shape](*batch)
         return found
 
-    def _gradients(self, inputs: Tensor, targets: Tensor) -> tuple[Tensors, Tensor]:
+    def _gradients(self, inputs: Tensor, targets: Tensor, dropout: Tensor | None = None) -> tuple[Tensors, Tensor]:
         """Return each trial's gradients and loss [E], by backpropagation through all steps or through chunks of them."""
         every_step, chunk, steps = self.task.every_step, self.study.truncate or self.task.steps, inputs.size(1)
         gradients: Tensors = {}
@@ -138,24 +147,27 @@ class Group:
         counts = vmap(self.task.count)(targets)  # [E] a mean over all targets is the sum over chunks
         state: Any = None
 
-        def loss(parameters: Tensors, state: Any, x: Tensor, y: Tensor, count: Tensor) -> tuple[Tensor, Any]:
-            scores, after = functional_call(self.model, parameters, (x, state))
+        def loss(
+            parameters: Tensors, state: Any, x: Tensor, y: Tensor, count: Tensor, mask: Tensor | None
+        ) -> tuple[Tensor, Any]:
+            scores, after = functional_call(self.model, parameters, (x, state, mask))
             return self.task.loss(scores, y, count), after
 
         for begin in range(0, steps, chunk):
             part = inputs[:, begin : begin + chunk]
             wanted = targets[:, begin : begin + chunk] if every_step else targets
-            dims = (0, None if state is None else 0, 0, 0, 0)
+            mask = None if dropout is None else dropout[:, begin : begin + chunk]
+            dims = (0, None if state is None else 0, 0, 0, 0, None if mask is None else 0)
             with self._arithmetic():
                 if every_step or begin + chunk >= steps:
                     found, (value, state) = vmap(grad_and_value(loss, has_aux=True), in_dims=dims)(
-                        self.parameters, state, part, wanted, counts
+                        self.parameters, state, part, wanted, counts, mask
                     )
                     losses = losses + value
                     gradients = {name: gradients[name] + g for name, g in found.items()} if gradients else found
                 else:
                     with torch.no_grad():
-                        _, state = vmap(loss, in_dims=dims)(self.parameters, state, part, wanted, counts)
+                        _, state = vmap(loss, in_dims=dims)(self.parameters, state, part, wanted, counts, mask)
         return gradients, losses
 
     def _measure_gradients(self) -> None:
@@ -213,7 +225,7 @@ class Group:
             for row, (old_row, error) in enumerate(zip(kept, errors, strict=True)):
                 record = self.records[self.running[row]]
                 record.curve.append((self.step, mean_losses[old_row], error))
-                if error < record.best_error:
+                if error < record.best_error or self.study.keep == "last":
                     record.best_error, record.best_step = error, self.step
                     for name, value in self.parameters.items():
                         self.best[name][self.running[row]] = value[row]

@@ -28,9 +28,11 @@ class Model(nn.Module):
             self.readout.weight.normal_(0.0, layer.hidden_size**-0.5)
             self.readout.bias.zero_()
 
-    def forward(self, input: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Return the scores and the state to go on from."""
+    def forward(self, input: Tensor, state: State | None = None, dropout: Tensor | None = None) -> tuple[Tensor, State]:
+        """Return the scores and the state to go on from; the readout reads the outputs times `dropout` [T, B, H]."""
         output, state = self.layer(input, state)
+        if dropout is not None:
+            output = output * dropout
         scores: Tensor = self.readout(output if self.every_step else output[-1])
         return scores, state
 

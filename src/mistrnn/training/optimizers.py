@@ -10,7 +10,6 @@ from torch import Tensor
 
 Tensors = dict[str, Tensor]
 
-MOMENTUM = 0.9
 ADAM_BETAS = (0.9, 0.999)
 ADAM_EPSILON = 1e-8
 MAX_NORM = 1.0
@@ -25,10 +24,10 @@ def clip(gradients: Tensors) -> tuple[Tensors, Tensor]:
 
 
 class Optimizer:
-    """SGD with momentum 0.9 (the paper's), Adam or AdamW, in place on stacked parameters."""
+    """SGD with momentum (0.9 in the paper), Adam or AdamW, in place on stacked parameters."""
 
-    def __init__(self, kind: str, parameters: Tensors, weight_decay: float = 0.0) -> None:
-        self.kind, self.weight_decay = kind, weight_decay
+    def __init__(self, kind: str, parameters: Tensors, weight_decay: float = 0.0, momentum: float = 0.9) -> None:
+        self.kind, self.weight_decay, self.momentum = kind, weight_decay, momentum
         slots = ("momentum",) if kind == "sgd" else ("mean", "square")
         self.slots = {slot: {name: torch.zeros_like(value) for name, value in parameters.items()} for slot in slots}
         """What the optimiser remembers, stacked like the parameters."""
@@ -44,7 +43,7 @@ class Optimizer:
                 gradient = gradient + self.weight_decay * parameter
             if self.kind == "sgd":
                 momentum = self.slots["momentum"][name]
-                momentum.mul_(MOMENTUM).add_(gradient)
+                momentum.mul_(self.momentum).add_(gradient)
                 parameter.sub_(rate * momentum)
             else:
                 mean, square = self.slots["mean"][name], self.slots["square"][name]
@@ -57,7 +56,12 @@ class Optimizer:
 
 def schedule_factor(schedule: str, step: int, steps: int) -> float:
     """Return what the learning rate is multiplied by at a step; the first has number 1."""
-    return 0.5 * (1 + math.cos(math.pi * (step - 1) / steps)) if schedule == "cosine" else 1.0
+    done = (step - 1) / steps
+    if schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * done))
+    if schedule == "halving" and done >= 0.5:  # constant for a half, then halved at every sixteenth
+        return 0.5 ** (1 + math.floor((done - 0.5) * 16))
+    return 1.0
 
 
 def _per_trial(values: Tensor, like: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ Everything about trial k (its learning rate, its weights, the order of its data)
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 import torch
@@ -18,7 +18,10 @@ from mistrnn.tasks import Task, task_class
 from mistrnn.training.model import Model
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
-SCHEDULES = ("constant", "cosine")
+SCHEDULES = ("constant", "cosine", "halving")
+INITIALIZATIONS = ("normal", "uniform")
+KEPT = ("best", "last")
+UNIFORM = 0.1
 PRECISIONS = {"high": torch.float32, "fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 """The dtype of the parameters. With "high", a GPU's products may read 16 bits of them, as torch's own setting of that name
 allows; with "bf16" all products are shortened by autocast."""
@@ -50,6 +53,14 @@ class Study:
     optimizer: str = "sgd"
     schedule: str = "constant"
     weight_decay: float = 0.0
+    momentum: float = 0.9
+    """Of sgd."""
+    initialization: str = "normal"
+    """Of the weights: N(0, 1/H), or uniform in ±0.1."""
+    readout_dropout: float = 0.0
+    """Probability of dropping a unit of what the readout reads, at every step, in training."""
+    keep: str = "best"
+    """Which parameters are tested: those of the best validation, or the last."""
     precision: str = "high"
     truncate: int | None = None
     """Cut backpropagation through time after so many steps; the state is handed on."""
@@ -78,13 +89,22 @@ class Study:
                 self._at_least_one(name)
         if not 0 <= self.seed < 2**31:
             raise UsageError(f"expected seed between 0 and 2^31 - 1, got {self.seed}.")
-        for name, known in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES), ("precision", tuple(PRECISIONS))):
+        for name, known in (
+            ("optimizer", OPTIMIZERS),
+            ("schedule", SCHEDULES),
+            ("precision", tuple(PRECISIONS)),
+            ("initialization", INITIALIZATIONS),
+            ("keep", KEPT),
+        ):
             if getattr(self, name) not in known:
                 raise UsageError(f"expected {name} among {', '.join(known)}, got {getattr(self, name)!r}.")
         if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
             raise UsageError(f"expected learning_rate > 0, got {self.learning_rate}.")
         if not 0 <= self.weight_decay < math.inf:
             raise UsageError(f"expected weight_decay >= 0, got {self.weight_decay}.")
+        for name in ("momentum", "readout_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UsageError(f"expected 0 <= {name} < 1, got {getattr(self, name)}.")
         for option, owners in OWN_OPTIONS.items():
             if option in self.layer_options and self.layer not in owners:
                 raise UsageError(f"{self.layer}: expected no {option}, because they belong to {' and '.join(owners)}.")
@@ -128,6 +148,8 @@ class Study:
     def differences(self, other: dict[str, Any]) -> list[str]:
         """Return what is set differently elsewhere, as `name: there, here`."""
         mine = self.as_dict()
+        # Studies of earlier versions do not name settings that came later: they ran with what is the default now.
+        other = {f.name: f.default for f in fields(self) if f.default is not MISSING} | other
         names = [f.name for f in fields(self)] + [name for name in other if name not in mine]
         return [
             f"{name}: {other.get(name)!r} there, {mine.get(name)!r} here"
@@ -157,12 +179,24 @@ class Study:
                 task.input_size, self.hidden, **self.layer_options, device="cpu", dtype=torch.float32
             )
             model = Model(layer, task.output_size, every_step=task.every_step)
+            if self.initialization == "uniform":
+                for name, parameter in model.named_parameters():
+                    if "weight" in name:  # what is severed stays severed
+                        severed = parameter.detach() == 0
+                        torch.nn.init.uniform_(parameter, -UNIFORM, UNIFORM)
+                        parameter.data.masked_fill_(severed, 0.0)
         return {name: parameter.detach().to(self.dtype) for name, parameter in model.named_parameters()}
 
     def data_order(self, trial: int, epoch: int, size: int) -> Tensor:
         """Return the order in which a trial goes through the training set in an epoch."""
         generator = torch.Generator().manual_seed(_seed(self.seed, trial, f"epoch {epoch}"))
         return torch.randperm(size, generator=generator)
+
+    def dropout_mask(self, trial: int, step: int, shape: tuple[int, int]) -> Tensor:  # [T, B, H]
+        """Return what a trial's readout reads at an optimisation step: 0, or 1 / (1 - p); whatever T, its first steps agree."""
+        generator = torch.Generator().manual_seed(_seed(self.seed, trial, f"dropout {step}"))
+        kept = torch.rand(*shape, self.hidden, generator=generator) >= self.readout_dropout
+        return kept.to(self.dtype) / (1 - self.readout_dropout)
 
 
 def _seed(seed: int, trial: int, purpose: str) -> int:
