@@ -25,7 +25,7 @@ from mistrnn.report import (
 )
 from mistrnn.tasks import Task, make_task
 from mistrnn.tasks._recordings import RecordingTask
-from mistrnn.training import Recorded, Study, run_study, study_task
+from mistrnn.training import Model, Recorded, Study, run_study, study_task
 
 Rows = Annotated[str | None, typer.Option("--rows", help="Only these rows, such as mist-139,lstm-100.")]
 Trials = Annotated[int | None, typer.Option("--trials", help="Fewer trials than the paper's 50.")]
@@ -121,6 +121,9 @@ def table2_command(
     console.print(table)
     if steps is not None:
         print(f"Shortened: {steps:,} steps instead of {table2.EPOCHS} epochs.")
+    best, result = min(results, key=lambda one: one[1].frame_error[0])
+    model = Recorded(out / f"{best}-user-{first.groups[0]}").model(0, first).eval()
+    _draw_predictions(model, first, out, f"{result.label}, user {first.groups[0]} of {first.data_name} held out")
     _page([out], out / "report.html")
 
 
@@ -187,15 +190,19 @@ def _recorded_table(
     if done:
         best, row, run = min(done, key=lambda one: one[2].trials[one[0]]["val_error"])
         model = Recorded(out / place_of(row, run.study.seed)).model(best, task.to("cpu")).eval()
-        counts, truth, said = predictions(model, task)
-        name = f"{row.label}, trial {best}, on {wanted}"
-        pictures = draw_confusion(counts, task.classes, out / "pictures", title=name)
-        if not task.one_label:
-            pictures += draw_over_time(truth, said, task.classes, out / "pictures", title=name)
-        for picture in pictures:
-            print(picture)
+        _draw_predictions(model, task, out, f"{row.label}, trial {best}, on {wanted}")
     _page([out], out / "report.html")
     _leave_if_crashed(found)
+
+
+def _draw_predictions(model: Model, task: RecordingTask, out: Path, title: str) -> None:
+    """Draw a model's confusions on the test set, and what it says over time where every frame has a label."""
+    counts, truth, said = predictions(model, task)
+    pictures = draw_confusion(counts, task.classes, out / "pictures", title=title)
+    if not task.one_label:
+        pictures += draw_over_time(truth, said, task.classes, out / "pictures", title=title)
+    for picture in pictures:
+        print(picture)
 
 
 def _print_comparisons(title: str, results: list[tuple[Row, Comparison]], *, published: bool) -> None:
