@@ -74,6 +74,9 @@ def sentence(seed: int, phones: Sequence[str]) -> tuple[np.ndarray, str]:
     return samples, labels
 
 
+TIMIT_TRAIN_SPEAKERS = 3
+
+
 def write_timit(folder: Path, upper: bool = True, nist: bool = True) -> Path:
     """TRAIN and TEST: few training speakers, all of validation and core test, each with one SA and two other sentences."""
     parts = [("train", ["fcjf0", "mabc1", "fdef2"]), ("test", [*timit.CORE_TEST, *timit.VALIDATION, "fxyz0"])]
@@ -159,6 +162,7 @@ def write_jigsaws(folder: Path) -> Path:
             rows = draw.randn(80, 76)
             kinematics.write_text("".join("    ".join(f"{v:.6f}" for v in row) + "\n" for row in rows))
             labels.write_text("11 40 G1 \n41 70 G8 \n")
+    (folder / "Suturing/kinematics/AllGestures/Suturing_H002.txt").write_text("never labelled\n")
     return folder
 
 

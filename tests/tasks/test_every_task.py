@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from mistrnn.tasks import IGNORED, SPLITS, TASKS, Task, make_task
+from mistrnn.tasks import IGNORED, SPLITS, TASKS, Task, make_task, timit
 from mistrnn.tasks._recordings import RecordingTask
 from mistrnn.tasks.hapt import prepare_hapt
 from mistrnn.tasks.mobiact import prepare_mobiact
 from mistrnn.tasks.surgical import prepare_surgical
 from mistrnn.tasks.timit import prepare_timit
 from tests.tasks.idx_files import write_mnist
-from tests.tasks.recorded_files import write_gesture_phase, write_hapt, write_mobiact, write_timit
+from tests.tasks.recorded_files import TIMIT_TRAIN_SPEAKERS, write_gesture_phase, write_hapt, write_mobiact, write_timit
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "copy": {"delay": 100},
@@ -28,7 +28,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The files of every task that reads some, small."""
     root = tmp_path_factory.mktemp("data")
     mnist = write_mnist(root / "mnist", train=200, test=50)
-    prepare_timit(write_timit(root / "timit"), root / "timit-prepared")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timit, "TRAIN_SPEAKERS", TIMIT_TRAIN_SPEAKERS)
+        prepare_timit(write_timit(root / "timit"), root / "timit-prepared")
     prepare_mobiact(write_mobiact(root / "mobiact"), root / "mobiact-prepared")
     hapt = write_hapt(root / "hapt")
     prepare_hapt(hapt, root / "hapt-prepared", frames=False)

@@ -17,7 +17,21 @@ from mistrnn.tasks._recordings import Recordings
 from mistrnn.tasks.hapt import prepare_hapt
 from mistrnn.tasks.mobiact import prepare_mobiact
 from mistrnn.tasks.timit import prepare_timit
-from tests.tasks.recorded_files import riff, sentence, write_hapt, write_mobiact, write_timit, write_timit_sample
+from tests.tasks.recorded_files import (
+    TIMIT_TRAIN_SPEAKERS,
+    riff,
+    sentence,
+    write_hapt,
+    write_mobiact,
+    write_timit,
+    write_timit_sample,
+)
+
+
+@pytest.fixture(autouse=True)
+def few_speakers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timit, "TRAIN_SPEAKERS", TIMIT_TRAIN_SPEAKERS)
+
 
 LABELS, GYRO = "RawData/labels.txt", "RawData/gyro_exp01_user01.txt"
 ANNOTATED, ORI = "Annotated Data/WAL/WAL_3_1_annotated.csv", "Raw Data/WAL/WAL_ori_3_1.txt"
@@ -108,6 +122,7 @@ def change(path: Path, edit: Callable[[str], str]) -> None:
         ("sx37.phn", lambda text: "0 800\n", r"line 1: expected 'begin end phone', got '0 800'"),
         ("sx37.phn", lambda text: "", r"expected labels, and there are none"),
         ("sx37.phn", lambda text: "0 300 sh\n", r"expected at least 25 ms of labelled sound"),
+        ("sx37.phn", lambda text: text + "4000 9000 sh\n", r"labels go on to sample 9000, and the sound has 4000"),
         ("sx37.wav", lambda text: "no sound", r"sx37.wav: not readable as NIST SPHERE or RIFF sound"),
     ],
 )
@@ -129,6 +144,10 @@ def test_missing_files_and_speakers_are_named(tmp_path: Path) -> None:
     for path in (whole / "TEST/DR1/MDAB0").iterdir():
         path.unlink()
     with pytest.raises(UsageError, match="1 speakers of the TEST folder are missing, such as mdab0"):
+        prepare_timit(whole, tmp_path / "out")
+    for path in (whole / "TRAIN/DR1/FCJF0").iterdir():
+        path.unlink()
+    with pytest.raises(UsageError, match="expected 3 speakers in the TRAIN folder, got 2"):
         prepare_timit(whole, tmp_path / "out")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=r"expected TIMIT, with files such as .* and found neither"):
@@ -208,10 +227,30 @@ def test_broken_hapt_files_are_named(tmp_path: Path, file: str, edit: Any, expec
     assert not (tmp_path / "out").exists()
 
 
+def test_a_task_refuses_other_data_and_goes_to_a_device_and_back(tmp_path: Path) -> None:
+    folder = write_hapt(tmp_path / "hapt")
+    prepare_hapt(folder, tmp_path / "out", frames=False)
+    with pytest.raises(UsageError, match="mobiact is about MobiAct, and these recordings are HAPT"):
+        make_task("mobiact", data=tmp_path / "out")
+    task = make_task("hapt", data=tmp_path / "out")
+    before = task.batch("test", torch.tensor([0, 1]))
+    task.to("meta")
+    assert all(value.is_meta for value in (task._inputs, task._labels, task._starts["test"]))  # type: ignore[attr-defined]
+    again = make_task("hapt", data=tmp_path / "out").to("cpu").batch("test", torch.tensor([0, 1]))
+    assert all(torch.equal(a, b) for a, b in zip(before, again, strict=True))
+
+
 def test_other_hapt_doubts_are_named(tmp_path: Path) -> None:
     folder = write_hapt(tmp_path / "hapt")
     with pytest.raises(UsageError, match="expected to downsample by a whole number >= 1, got 0"):
         prepare_hapt(folder, tmp_path / "out", frames=False, downsample=0)
+    archive = zipped(folder)
+    with zipfile.ZipFile(archive) as whole, zipfile.ZipFile(tmp_path / "less.zip", "w") as less:
+        for name in whole.namelist():
+            if name != "activity_labels.txt":
+                less.writestr(name, whole.read(name))
+    with pytest.raises(UsageError, match=r"activity_labels.txt: No such file in the archive"):
+        prepare_hapt(tmp_path / "less.zip", tmp_path / "out", frames=False)
     (folder / "RawData" / "acc_exp03_user03.txt").unlink()
     with pytest.raises(UsageError, match=r"acc_exp03_user03.txt is missing beside the other sensor"):
         prepare_hapt(folder, tmp_path / "out", frames=False)

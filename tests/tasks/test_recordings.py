@@ -9,7 +9,7 @@ import torch
 
 from mistrnn.errors import UsageError
 from mistrnn.tasks import IGNORED
-from mistrnn.tasks._recordings import BUCKET, Frames, Item, Recordings, RecordingTask, prepare
+from mistrnn.tasks._recordings import BUCKET, Frames, Item, Recordings, RecordingTask, prepare, standardised
 
 LENGTHS = {"a": 5, "b": 40, "c": 33, "d": 7, "e": 1, "f": 70}
 
@@ -43,12 +43,12 @@ def items(loaded: list[str] | None = None, broken: str | None = None) -> list[It
         return frames(name)
 
     splits = {"a": "train", "b": "train", "c": "val", "d": "val", "e": "test", "f": "test"}
-    return [Item(name, f"user-{name}", splits[name], lambda name=name: load(name)) for name in LENGTHS]  # type: ignore[arg-type]
+    return [Item(name, f"user-{name}", splits[name], "1", lambda name=name: load(name)) for name in LENGTHS]  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    prepare(tmp_path / "set", "Own", ["x", "y", "z"], items())
+    prepare(tmp_path / "set", "Own", ["x", "y", "z"], items(), "here")
     return tmp_path / "set"
 
 
@@ -81,27 +81,44 @@ def test_one_label_stands_at_the_last_step(folder: Path) -> None:
 def test_an_interrupted_preparation_goes_on_and_leaves_no_folder(tmp_path: Path) -> None:
     place, loaded = tmp_path / "set", []  # type: tuple[Path, list[str]]
     with pytest.raises(UsageError, match="d is broken"):
-        prepare(place, "Own", ["x", "y", "z"], items(loaded, broken="d"))
+        prepare(place, "Own", ["x", "y", "z"], items(loaded, broken="d"), "here")
     assert not place.exists()
     half = next((tmp_path / "set.part").glob("*.npz"))
     half.write_bytes(half.read_bytes()[:50])  # as after a crash of the machine
     again: list[str] = []
-    prepare(place, "Own", ["x", "y", "z"], items(again))
+    prepare(place, "Own", ["x", "y", "z"], items(again), "here")
     assert len(again) == len(LENGTHS) - len(loaded) + 1
     assert not (tmp_path / "set.part").exists()
     undisturbed = tmp_path / "other"
-    prepare(undisturbed, "Own", ["x", "y", "z"], items())
+    prepare(undisturbed, "Own", ["x", "y", "z"], items(), "here")
     for name in ("inputs.npy", "labels.npy", "recordings.json"):
         assert (place / name).read_bytes() == (undisturbed / name).read_bytes()
+
+
+def test_what_was_prepared_from_elsewhere_is_not_taken(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="d is broken"):
+        prepare(tmp_path / "set", "Own", ["x", "y", "z"], items(broken="d"), "there")
+    again: list[str] = []
+    prepare(tmp_path / "set", "Own", ["x", "y", "z"], items(again), "here")
+    assert len(again) == len(LENGTHS)
+
+
+def test_recordings_twice_or_without_labels_are_refused_and_constants_are_zero(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Own: expected one recording a, and there are several"):
+        prepare(tmp_path / "set", "Own", ["x"], [*items(), items()[0]], "here")
+    nothing = Item("n", "u", "train", "1", lambda: (np.zeros((3, 2), np.float32), np.full(3, -1, np.int16)))
+    with pytest.raises(UsageError, match="Own: no frame of recording n has a label"):
+        prepare(tmp_path / "set", "Own", ["x"], [nothing], "here")
+    assert not standardised(np.full((7, 3), 0.1)).any()
 
 
 def test_nothing_is_overwritten(folder: Path) -> None:
     before = (folder / "inputs.npy").read_bytes()
     with pytest.raises(UsageError, match="is there already; remove it to prepare it again, or use another folder"):
-        prepare(folder, "Own", ["x"], items())
+        prepare(folder, "Own", ["x"], items(), "here")
     assert (folder / "inputs.npy").read_bytes() == before
     with pytest.raises(UsageError, match="Own: expected recordings, and found none"):
-        prepare(folder.with_name("none"), "Own", ["x"], [])
+        prepare(folder.with_name("none"), "Own", ["x"], [], "here")
 
 
 def test_frames_stay_in_their_file_and_the_file_stays_as_it_is(folder: Path) -> None:

@@ -101,11 +101,17 @@ def test_other_doubts_are_named(tmp_path: Path) -> None:
         ("x,y\n1,2\n", "expected a column 'label', got x, y"),
         ("x,label\n", "expected frames, and there are none"),
         ("x,label\n1,a\n2\n", "line 3: expected 2 columns, got 1"),
-        ("x,label\n1,a\nnan,a\n", "line 3: expected 1 finite numbers, got 'nan'"),
+        ("x,y,label\n1,2,knot\nnan,1,knot\n", "line 3: expected 2 finite numbers, got 'nan 1'"),
     ):
         (own / "u1_1.csv").write_text(text)
         with pytest.raises(UsageError, match=expected):
             prepare_surgical(own, tmp_path / "out")
+    (own / "u1_1.csv").write_text("y,x,label\n1,2,knot\n")
+    with pytest.raises(UsageError, match=r"u1_2.csv: expected the columns y, x, label, got x, y, label"):
+        prepare_surgical(own, tmp_path / "out")
+    (own / "u-4_1.csv").write_text("x,y,label\n1,2,knot\n")
+    with pytest.raises(UsageError, match=r"u-4_1.csv: expected a name such as USER_TRIAL.csv"):
+        prepare_surgical(own, tmp_path / "out")
     phase = write_gesture_phase(tmp_path / "phase")
     change = phase / "b1_raw.csv"
     change.write_text(change.read_text().replace("Stroke", "Strike"))

@@ -79,6 +79,10 @@ def test_steps_and_interval_default_to_the_tasks() -> None:
         ({"schedule": "step"}, "expected schedule among constant, cosine, halving, got 'step'."),
         ({"initialization": "zero"}, "expected initialization among normal, uniform, got 'zero'."),
         ({"keep": "first"}, "expected keep among best, last, got 'first'."),
+        (
+            {"task": "hapt", "task_settings": {}, "layer_options": {"bidirectional": True}},
+            "hapt: expected one direction",
+        ),
         ({"momentum": 1.0}, "expected 0 <= momentum < 1, got 1.0."),
         ({"readout_dropout": -0.1}, "expected 0 <= readout_dropout < 1, got -0.1."),
         ({"precision": "fp8"}, "expected precision among high, fp32, bf16, fp64, got 'fp8'."),

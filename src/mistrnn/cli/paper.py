@@ -13,7 +13,7 @@ from mistrnn.cli._flags import Device, Fresh, GroupSize, Seed, Steps, numbers
 from mistrnn.cli._progress import watched
 from mistrnn.errors import UsageError
 from mistrnn.paper import figure1, figure2, figure3, table1, table2, table3, table4
-from mistrnn.paper.comparison import Comparison, Row, SeedRun, chosen_rows, compare, place_of, run_rows
+from mistrnn.paper.comparison import Comparison, Row, SeedRun, chosen_rows, place_of, run_rows
 from mistrnn.report import (
     build_page,
     draw_confusion,
@@ -101,8 +101,8 @@ def table2_command(
                 (row,) = run_study(
                     study, place, device=device, fresh=fresh, task=task, say=show.line, report=show.step, stop=stop
                 )
-            if row["test_error"] is None:
-                raise UsageError(f"{place}: the trial has {row['status']} before its first validation.")
+            if row["status"] != "ok":
+                raise UsageError(f"{place}: the trial has {row['status']}, and its last parameters are wanted.")
             errors.append(row["test_error"])
             distances.append(table2.edit_distances(Recorded(place).model(0, task.to("cpu")).eval(), task))
         label = f"{table2.ROWS[layer][0]}, {study.hidden} units"
@@ -184,7 +184,7 @@ def _recorded_table(
         raise UsageError(f"{data}: expected the prepared recordings of {wanted}, got {task.data_name}{hint}.")
     found = _run(chosen, out, lambda _: task, trials, steps, seeds, device, group_size, fresh)
     title = f"{wanted}, standing in for {table.DATA}" if stand_in else table.TITLE
-    _print_comparisons(title, [(row, compare(row, own)) for row, own in found], published=not stand_in)
+    _print_comparisons(title, [(row, table.comparison(row, own)) for row, own in found], published=not stand_in)
     _say_what_is_shortened(chosen, trials, steps)
     done = [(run.summary.top[0], row, run) for row, own in found for run in own if run.summary.top]
     if done:

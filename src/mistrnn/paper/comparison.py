@@ -110,13 +110,13 @@ class Comparison:
 
 
 def compare(row: Row, seeds: Iterable[SeedRun], published_data: str | None = None) -> Comparison:
-    """Return a row with its seeds pooled and its verdict; published_data is the digest of the files the paper used."""
+    """Return a row with its seeds pooled and its verdict; published_data is how the paper's data identifies itself."""
     kept, reasons = one_of_each_seed(seeds)
     if not any(seed.summary.top for seed in kept):
         return Comparison(row, kept, None, None, NOT_COMPARABLE, ("no trial has been validated",))
     for seed in kept:
         reasons += differences(row.study, seed)
-        if published_data is not None and seed.data != published_data:
+        if published_data is not None and not (seed.data or "").startswith(published_data):
             reasons.append("on files that are not the published ones")
     longest = max(seed.study.total_steps for seed in kept)
     alike = [seed for seed in kept if seed.study.total_steps == longest]  # runs of other lengths are not one population

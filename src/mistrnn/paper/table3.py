@@ -6,9 +6,10 @@ what comes out is about that sample, and nothing is published to compare it with
 Hardware and time: not run in full yet; the stand-in, 4 trials × 200 steps of each row, takes minutes on 2 CPU cores.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from mistrnn.paper.comparison import Published, Row
+from mistrnn.paper.comparison import Comparison, Published, Row, SeedRun, compare
 from mistrnn.training import Study
 
 TITLE = "Table 3: phoneme recognition on TIMIT"
@@ -29,3 +30,8 @@ ROWS = (
 )
 STAND_IN_ROWS = tuple(replace(row, study=replace(row.study, batch_size=20)) for row in ROWS)
 """The same inputs and classes, so the same sizes; smaller batches, because the sample has 80 sentences to train on."""
+
+
+def comparison(row: Row, seeds: Sequence[SeedRun]) -> Comparison:
+    """Return a row beside the published one."""
+    return compare(row, seeds, f"{DATA}|")

@@ -7,8 +7,10 @@ HAPT, and nothing is published to compare it with. The paper does not say how ma
 Hardware and time: not run in full yet; the stand-in, 4 trials × 200 steps of each row at 10 Hz, takes minutes on 2 CPU cores.
 """
 
+from collections.abc import Sequence
+
 from mistrnn.layers import LAYERS, match_parameters
-from mistrnn.paper.comparison import Published, Row
+from mistrnn.paper.comparison import Comparison, Published, Row, SeedRun, compare
 from mistrnn.training import Study
 
 TITLE = "Table 4: activity recognition on MobiAct"
@@ -42,3 +44,8 @@ def _stand_in_rows() -> tuple[Row, ...]:
 
 
 STAND_IN_ROWS = _stand_in_rows()
+
+
+def comparison(row: Row, seeds: Sequence[SeedRun]) -> Comparison:
+    """Return a row beside the published one."""
+    return compare(row, seeds, f"{DATA}|")

@@ -17,7 +17,7 @@ from mistrnn import __version__
 from mistrnn.errors import UsageError
 from mistrnn.layers import LAYERS
 from mistrnn.paper import figure3, table1, table3, table4
-from mistrnn.paper.comparison import Comparison, Row, SeedRun, compare
+from mistrnn.paper.comparison import Comparison, Row, SeedRun
 from mistrnn.report import charts
 from mistrnn.report.collected import Found, collect
 from mistrnn.tasks import TASKS, Task
@@ -140,8 +140,8 @@ def _paper_tables(found: Sequence[Found], names: dict[int, str]) -> Iterable[dic
     """Give the paper's tables, ours beside published, to which any study belongs."""
     for title, rows, comparison in (
         (table1.TITLE, (*table1.ROWS, *table1.CONTROL_ROWS), table1.comparison),
-        (table3.TITLE, table3.ROWS, compare),
-        (table4.TITLE, table4.ROWS, compare),
+        (table3.TITLE, table3.ROWS, table3.comparison),
+        (table4.TITLE, table4.ROWS, table4.comparison),
     ):
         yield from _some(_paper_table(title, rows, comparison, found, names))
 

@@ -12,10 +12,11 @@ import hashlib
 import json
 import os
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -49,6 +50,8 @@ class Item:
     id: str
     group: str
     split: Split | None
+    stamp: str
+    """What tells its files from changed ones."""
     load: Callable[[], Frames]
 
 
@@ -57,25 +60,33 @@ def prepare(
     name: str,
     classes: Sequence[str],
     items: Sequence[Item],
+    origin: str,
     say: Callable[[str], None] = lambda line: None,
     note: str = "",
 ) -> None:
-    """Prepare all items into a folder; whatever an earlier, interrupted call has prepared is not read again."""
+    """Prepare all items into a folder; what an earlier, interrupted call has prepared from the same files is not read again."""
     if folder.exists():
         raise UsageError(f"{folder} is there already; remove it to prepare it again, or use another folder.")
     if not items:
         raise UsageError(f"{name}: expected recordings, and found none.")
+    again = [one for one, count in Counter(item.id for item in items).items() if count > 1]
+    if again:
+        raise UsageError(f"{name}: expected one recording {again[0]}, and there are several.")
     parts = folder.with_name(folder.name + ".part")
     try:
         parts.mkdir(parents=True, exist_ok=True)
+        _start_over_unless(parts, f"{name} from {origin}")
         recordings = []
         for number, item in enumerate(items):
-            place = parts / f"{hashlib.sha256(item.id.encode()).hexdigest()[:24]}.npz"
+            key = json.dumps([item.id, item.stamp, list(classes)])
+            place = parts / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npz"
             frames = _kept(place)
             if frames is None:
                 inputs, labels = item.load()
                 frames = len(inputs)
                 assert len(labels) == frames, item.id
+                if not (labels >= 0).any():
+                    raise UsageError(f"{name}: no frame of recording {item.id} has a label.")
                 with open(place.with_suffix(".new"), "wb") as file:
                     np.savez(file, inputs=inputs, labels=labels)
                 os.replace(place.with_suffix(".new"), place)
@@ -83,9 +94,7 @@ def prepare(
             if (number + 1) % 100 == 0 or number + 1 == len(items):
                 say(f"{number + 1} of {len(items)} recordings")
         _assemble(parts, recordings, name, classes, note)
-        for place in parts.glob("*.np[zw]"):
-            place.unlink()
-        for place in parts.glob("*.new"):
+        for place in (*parts.glob("*.npz"), *parts.glob("*.new"), parts / "origin"):
             place.unlink()
         os.replace(parts, folder)
     except OSError as error:
@@ -93,11 +102,21 @@ def prepare(
     say(f"{folder}: {len(items)} recordings, {sum(r.frames for _, r in recordings):,} frames")
 
 
+def _start_over_unless(parts: Path, origin: str) -> None:
+    """Forget what was prepared from elsewhere."""
+    note = parts / "origin"
+    if not note.exists() or note.read_text() != origin:
+        for pattern in ("*.npz", "*.new", "*.npy"):
+            for place in parts.glob(pattern):
+                place.unlink()
+        note.write_text(origin)
+
+
 def _kept(place: Path) -> int | None:
     """Return the frames of a recording that is prepared already, or None."""
     try:
         with open(place, "rb") as file, np.load(file) as stored:
-            return len(stored["labels"])
+            return len(stored["labels"]) if len(stored["inputs"]) == len(stored["labels"]) else None
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError):
         return None
 
@@ -154,7 +173,9 @@ class Recordings:
                 raise UsageError(f"{path}: expected format {FORMAT}, got {about.get('format')!r}; prepare it again.")
             self.name, self.note, self.classes = str(about["name"]), str(about["note"]), list(about["classes"])
             self.recordings = [Recording(**one) for one in about["recordings"]]
-            self.identity = hashlib.sha256("".join(about["sha256"].values()).encode()).hexdigest()[:16]
+            content = {key: value for key, value in about.items() if key != "note"}
+            digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+            self.identity = f"{self.name}|{digest}"
             # Mapped, each process for itself: torch wants memory that can be written, and the file must not change.
             self.inputs = np.load(folder / "inputs.npy", mmap_mode="c")
             self.labels = np.load(folder / "labels.npy", mmap_mode="c")
@@ -175,11 +196,17 @@ class RecordingTask(Task):
 
     needs_data = True
     every_step = True
+    data_names: ClassVar[tuple[str, ...]] = ()
+    """The data sets that the task is about; any, if none are named."""
     one_label: bool = False
     """Whether a recording has a single label, which is asked for at its end."""
 
     def __init__(self, data: Path, seed: int = 0) -> None:
         recordings = Recordings(data, self.data_command)
+        if self.data_names and recordings.name not in self.data_names:
+            raise UsageError(
+                f"{data}: {self.name} is about {' or '.join(self.data_names)}, and these recordings are {recordings.name}."
+            )
         self.groups = sorted({recording.group for recording in recordings.recordings})
         self.classes, self.data_name = recordings.classes, recordings.name
         self.input_size, self.output_size = int(recordings.inputs.shape[1]), len(recordings.classes)
@@ -242,8 +269,7 @@ class RecordingTask(Task):
 
     def to(self, device: torch.device | str) -> "RecordingTask":
         """Move all frames to a GPU; on the CPU they stay in their file."""
-        if torch.device(device).type != "cpu":
-            self._inputs, self._labels = self._inputs.to(device), self._labels.to(device)
+        self._inputs, self._labels = self._inputs.to(device), self._labels.to(device)
         self._starts = {split: values.to(device) for split, values in self._starts.items()}
         self._lengths = {split: values.to(device) for split, values in self._lengths.items()}
         return self
@@ -257,5 +283,6 @@ def standardised(inputs: NDArray[Any]) -> NDArray[np.float32]:
     """Return the frames of one recording shifted and scaled to mean 0 and variance 1 in each dimension; constants become 0."""
     values = inputs.astype(np.float64)
     deviation = values.std(0)
-    found: NDArray[np.float64] = (values - values.mean(0)) / np.where(deviation > 0, deviation, 1.0)
+    varies = deviation > 1e-12 * np.abs(values).max(0, initial=0.0)  # else it is the rounding of a constant's mean
+    found: NDArray[np.float64] = np.where(varies, (values - values.mean(0)) / np.where(varies, deviation, 1.0), 0.0)
     return found.astype(np.float32)

@@ -27,10 +27,19 @@ class Source:
         """Return the whole of a file."""
         try:
             return (self.place / name).read_bytes() if self._archive is None else self._archive.read(name)
+        except KeyError as error:
+            raise UsageError(f"{self.where(name)}: No such file in the archive.") from error
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
             raise UsageError(f"{self.where(name)}: cannot be read from the archive ({error}).") from error
         except OSError as error:
             raise UsageError(f"{self.where(name)}: {error.strerror}.") from error
+
+    def stamp(self, *names: str) -> str:
+        """Return what tells these files from changed ones, without reading them."""
+        if self._archive is not None:
+            return " ".join(f"{self._archive.getinfo(name).CRC:x}" for name in names)
+        found = [(self.place / name).stat() for name in names]
+        return " ".join(f"{stat.st_size}-{stat.st_mtime_ns}" for stat in found)
 
     def text(self, name: str) -> str:
         """Return a text file, without the mark that some programs put in front."""

@@ -82,7 +82,7 @@ class Task(ABC):
         number of targets in the whole: the losses of all pieces add up to that of the batch.
         """
         total = F.cross_entropy(scores.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum")
-        return targets.size(-1) * total / (self.count(targets) if count is None else count)
+        return targets.size(-1) * total / (self.count(targets) if count is None else count).clamp_min(1)
 
     def errors(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of errors over all targets; divided by their number it is the error."""

@@ -34,6 +34,7 @@ class Hapt(RecordingTask):
     summary = "name the activity of a segment of smartphone sensors (HAPT, users apart)"
     data_command = "mist data hapt --from HAPT.zip --dir OUT"
     settings: ClassVar[dict[str, str]] = {}
+    data_names = ("HAPT",)
     default_steps = 2_000
     validation_interval = 10
     one_label = True
@@ -46,6 +47,7 @@ class HaptFrames(RecordingTask):
     summary = "name the activity at every moment of whole smartphone recordings (HAPT, users apart)"
     data_command = "mist data hapt --frames --from HAPT.zip --dir OUT"
     settings: ClassVar[dict[str, str]] = {}
+    data_names = ("HAPT frames",)
     default_steps = 2_000
     validation_interval = 10
 
@@ -78,19 +80,26 @@ def prepare_hapt(
             number = int(user)
             split: Split = "test" if number in test_users else "val" if number in VALIDATION_USERS else "train"
             own = segments.get((int(experiment), number), [])
+            stamp = source.stamp(*(names[s, experiment, user] for s in SENSORS), f"{base}RawData/labels.txt")
+            if not own:
+                raise UsageError(f"{place}: experiment {experiment} of user {user} has no labels.")
             recording = _Recording(source, [names[s, experiment, user] for s in SENSORS], own, downsample)
             if frames:
-                items.append(Item(f"exp{experiment}", f"user{user}", split, recording.whole))
+                items.append(Item(f"exp{experiment}", f"user{user}", split, stamp, recording.whole))
             else:
                 items += [
-                    Item(f"exp{experiment}/{k}", f"user{user}", split, partial(recording.segment, k))
+                    Item(f"exp{experiment}/{k}", f"user{user}", split, stamp, partial(recording.segment, k))
                     for k in range(len(own))
                 ]
-        prepare(folder, "HAPT frames" if frames else "HAPT", classes, items, say)
+        origin = f"{place.resolve()}, downsampled by {downsample}"
+        prepare(folder, "HAPT frames" if frames else "HAPT", classes, items, origin, say)
 
 
 class _Recording:
     """One recording of both sensors, read once for all its segments."""
+
+    newest: "ClassVar[_Recording | None]" = None
+    """The one that is in memory: recordings come one after the other."""
 
     def __init__(self, source: Source, names: list[str], segments: list[Segment], downsample: int) -> None:
         self._source, self._names, self._segments, self._every = source, names, segments, downsample
@@ -98,6 +107,9 @@ class _Recording:
 
     def _read(self) -> NDArray[np.float64]:  # [samples, 6]
         if self._values is None:
+            if _Recording.newest is not None:
+                _Recording.newest._values = None
+            _Recording.newest = self
             parts = [_numbers(self._source, name) for name in self._names]
             if len(parts[0]) != len(parts[1]):
                 raise UsageError(
@@ -116,8 +128,6 @@ class _Recording:
     def segment(self, number: int) -> tuple[NDArray[np.float32], NDArray[np.int16]]:
         activity, begin, end = self._segments[number]
         values = _mean_of(self._read()[begin:end], self._every)
-        if number == len(self._segments) - 1:
-            self._values = None  # the last segment is read last: memory holds one recording at a time
         return standardised(values), np.full(len(values), activity, dtype=np.int16)
 
     def whole(self) -> tuple[NDArray[np.float32], NDArray[np.int16]]:
@@ -125,7 +135,6 @@ class _Recording:
         labels = np.full(len(values), -1, dtype=np.int16)
         for activity, begin, end in self._segments:
             labels[begin:end] = activity
-        self._values = None
         kept = _mean_of(values, self._every)
         return standardised(kept), labels[self._every // 2 :: self._every][: len(kept)]
 

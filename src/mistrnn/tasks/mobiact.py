@@ -28,6 +28,9 @@ TRAIN, VALIDATION, TEST = 47, 10, 10
 ANNOTATED = re.compile(r"(?:.*/)?Annotated Data/([A-Z]{3})/[A-Z]{3}_(\d+)_(\d+)_annotated\.csv")
 RAW = re.compile(r"(?:.*/)?Raw Data/([A-Z]{3})/[A-Z]{3}_(acc|gyro|ori)_(\d+)_(\d+)\.txt")
 
+Trials = dict[tuple[str, int, int], tuple[str, Callable[[], NDArray[np.float64]]]]
+"""By (activity, subject, trial): what tells its files from changed ones, and how to read them."""
+
 
 class MobiAct(RecordingTask):
     """Name the activity of a sequence at its end."""
@@ -36,6 +39,7 @@ class MobiAct(RecordingTask):
     summary = "name the activity in a sequence of smartphone sensors (MobiAct, subjects apart)"
     data_command = "mist data mobiact --from DIR --dir OUT"
     settings: ClassVar[dict[str, str]] = {}
+    data_names = ("MobiAct",)
     default_steps = 2_000
     validation_interval = 10
     one_label = True
@@ -44,11 +48,11 @@ class MobiAct(RecordingTask):
 def prepare_mobiact(place: Path, folder: Path, say: Callable[[str], None] = lambda line: None) -> None:
     """Prepare MobiAct from a folder or a zip archive."""
     with opened(place) as source:
-        loads: dict[tuple[str, int, int], Callable[[], NDArray[np.float64]]] = {}  # (activity, subject, trial)
+        loads: Trials = {}
         for name in source.names:
             if match := ANNOTATED.fullmatch(name):
                 key = match[1], int(match[2]), int(match[3])
-                loads[key] = partial(_annotated, source, name)
+                loads[key] = source.stamp(name), partial(_annotated, source, name)
         if not loads:
             loads = _raw_trials(source)
         if not loads:
@@ -61,16 +65,15 @@ def prepare_mobiact(place: Path, folder: Path, say: Callable[[str], None] = lamb
             raise UsageError(f"{place}: expected {TRAIN + VALIDATION + TEST} subjects, got {len(subjects)}.")
         classes = sorted({activity for activity, _, _ in loads})
         items = []
-        for (activity, subject, trial), load in sorted(
-            loads.items(), key=lambda pair: (pair[0][1], pair[0][0], pair[0][2])
-        ):
+        for activity, subject, trial in sorted(loads, key=lambda key: (key[1], key[0], key[2])):
+            stamp, load = loads[activity, subject, trial]
             place_of_subject = subjects.index(subject)
             split: Split = "train"
             if place_of_subject >= TRAIN:
                 split = "val" if place_of_subject < TRAIN + VALIDATION else "test"
             label = classes.index(activity)
-            items.append(Item(f"{activity}_{subject}_{trial}", str(subject), split, partial(_one, load, label)))
-        prepare(folder, "MobiAct", classes, items, say)
+            items.append(Item(f"{activity}_{subject}_{trial}", str(subject), split, stamp, partial(_one, load, label)))
+        prepare(folder, "MobiAct", classes, items, str(place.resolve()), say)
 
 
 def _one(load: Callable[[], NDArray[np.float64]], label: int) -> Frames:
@@ -109,7 +112,7 @@ def _rows(source: Source, name: str, rows: Iterable[list[str]], first: int, widt
     return np.array(found)
 
 
-def _raw_trials(source: Source) -> dict[tuple[str, int, int], Callable[[], NDArray[np.float64]]]:
+def _raw_trials(source: Source) -> Trials:
     files: dict[tuple[str, int, int], dict[str, str]] = {}
     for name in source.names:
         if match := RAW.fullmatch(name):
@@ -120,7 +123,7 @@ def _raw_trials(source: Source) -> dict[tuple[str, int, int], Callable[[], NDArr
             raise UsageError(
                 f"{source.where(next(iter(own.values())))}: the file of {missing[0]} of trial {key} is missing."
             )
-    return {key: partial(_raw, source, own) for key, own in files.items()}
+    return {key: (source.stamp(*own.values()), partial(_raw, source, own)) for key, own in files.items()}
 
 
 def _raw(source: Source, names: dict[str, str]) -> NDArray[np.float64]:  # [samples, 9]

@@ -33,6 +33,7 @@ JIGSAWS_COLUMNS = [*range(38, 41), *range(50, 53), 56, *range(57, 60), *range(69
 """Counted from 0."""
 JIGSAWS_GESTURES = ("G1", "G2", "G3", "G4", "G5", "G6", "G8", "G9", "G10", "G11")
 JIGSAWS_EVERY = 6
+JIGSAWS_WITHOUT_LABELS = ("H002",)
 STANDARD = re.compile(r"(?:.*/)?([A-Za-z0-9]+)_(\w+)\.csv")
 GESTURE_PHASE = re.compile(r"(?:.*/)?([a-z])(\d)_raw\.csv")
 PHASES = ("Rest", "Preparation", "Stroke", "Hold", "Retraction")
@@ -53,6 +54,7 @@ class Surgical(RecordingTask):
     def __init__(self, data: Path, user: str | None = None, seed: int = 0) -> None:
         self.user = user
         super().__init__(data, seed)
+        self.data_note = f"The recordings are {self.data_name}; validation is on what was trained on."
 
     def split(self, recordings: Sequence[Recording]) -> dict[Split, list[int]]:
         """Return one user's recordings to test on, and all others' to train on."""
@@ -92,20 +94,15 @@ def prepare_surgical(place: Path, folder: Path, say: Callable[[str], None] = lam
     """Prepare JIGSAWS, Gesture Phase Segmentation, or recordings in the standard form, from a folder or a zip archive."""
     with opened(place) as source:
         if any(JIGSAWS.fullmatch(name) for name in source.names):
-            prepare(folder, "JIGSAWS Suturing", JIGSAWS_GESTURES, _jigsaws_items(source), say)
+            prepare(
+                folder, "JIGSAWS Suturing", JIGSAWS_GESTURES, _jigsaws_items(source, say), str(place.resolve()), say
+            )
             return
         raw = [(name, match) for name in source.names if (match := GESTURE_PHASE.fullmatch(name))]
         if raw:
-            items = [
-                Item(
-                    f"{match[1]}{match[2]}",
-                    match[1],
-                    None,
-                    partial(_table, source, name, "phase", PHASES, ("timestamp",)),
-                )
-                for name, match in raw
-            ]
-            prepare(folder, "Gesture Phase Segmentation", PHASES, items, say)
+            read = partial(_table, source, column="phase", classes=PHASES, left_out=("timestamp",))
+            items = [Item(f"{m[1]}{m[2]}", m[1], None, source.stamp(name), partial(read, name)) for name, m in raw]
+            prepare(folder, "Gesture Phase Segmentation", PHASES, items, str(place.resolve()), say)
             return
         found = [(name, match) for name in source.names if (match := STANDARD.fullmatch(name))]
         if not found:
@@ -113,22 +110,42 @@ def prepare_surgical(place: Path, folder: Path, say: Callable[[str], None] = lam
                 f"{place}: expected JIGSAWS (Suturing/kinematics/AllGestures/…), Gesture Phase Segmentation (a1_raw.csv …) or "
                 "recordings such as USER_TRIAL.csv, and found none of them."
             )
+        other = [name for name in source.names if name.lower().endswith(".csv") and not STANDARD.fullmatch(name)]
+        if other:
+            raise UsageError(
+                f"{source.where(other[0])}: expected a name such as USER_TRIAL.csv, in letters and digits."
+            )
+        columns = _rows(source, found[0][0], "label")[0]
+        for name, _ in found:
+            if (own := _rows(source, name, "label")[0]) != columns:
+                raise UsageError(
+                    f"{source.where(name)}: expected the columns {', '.join(columns)}, got {', '.join(own)}."
+                )
         classes = sorted({label for name, _ in found for label in _labels(source, name, "label")})
-        items = [
-            Item(f"{match[1]}_{match[2]}", match[1], None, partial(_table, source, name, "label", classes, ()))
-            for name, match in found
-        ]
-        prepare(folder, place.resolve().stem, classes, items, say)
+        read = partial(_table, source, column="label", classes=classes, left_out=())
+        items = [Item(f"{m[1]}_{m[2]}", m[1], None, source.stamp(name), partial(read, name)) for name, m in found]
+        prepare(folder, place.resolve().stem, classes, items, str(place.resolve()), say)
 
 
-def _jigsaws_items(source: Source) -> list[Item]:
+def _jigsaws_items(source: Source, say: Callable[[str], None]) -> list[Item]:
     items = []
     for name in source.names:
         if match := JIGSAWS.fullmatch(name):
+            if match[2] + match[3] in JIGSAWS_WITHOUT_LABELS:
+                say(f"{match[2]}{match[3]} is left out: it was never labelled")
+                continue
             labels = f"{match[1] or ''}Suturing/transcriptions/Suturing_{match[2]}{match[3]}.txt"
             if labels not in source.names:
                 raise UsageError(f"{source.where(name)}: its labels are missing ({labels}).")
-            items.append(Item(f"{match[2]}{match[3]}", match[2], None, partial(_jigsaws, source, name, labels)))
+            items.append(
+                Item(
+                    f"{match[2]}{match[3]}",
+                    match[2],
+                    None,
+                    source.stamp(name, labels),
+                    partial(_jigsaws, source, name, labels),
+                )
+            )
     return items
 
 

@@ -24,6 +24,9 @@ from mistrnn.tasks._source import Source, opened
 from mistrnn.tasks._task import Split
 
 RATE = 16_000
+TRAIN_SPEAKERS = 462
+OVERHANG = 1_600
+"""Samples that labels may go on after the sound: in some files they do."""
 
 FOLDED = {
     "ao": "aa", "ax": "ah", "ax-h": "ah", "axr": "er", "hv": "hh", "ix": "ih", "el": "l", "em": "m", "en": "n", "nx": "n",
@@ -63,6 +66,7 @@ class Timit(RecordingTask):
     summary = "name the phone of every 10 ms of speech (3,696 / 400 / 192 sentences; or NLTK's sample)"
     data_command = "mist data timit --from DIR --dir OUT"
     settings: ClassVar[dict[str, str]] = {}
+    data_names = ("TIMIT", "TIMIT sample (NLTK)")
     default_steps = 2_000
     validation_interval = 10
 
@@ -73,7 +77,7 @@ def prepare_timit(place: Path, folder: Path, say: Callable[[str], None] = lambda
         found = [(name, match) for name in source.names if (match := OFFICIAL.fullmatch(name))]
         if found:
             items = _official(source, found)
-            prepare(folder, "TIMIT", CLASSES, items, say)
+            prepare(folder, "TIMIT", CLASSES, items, str(place.resolve()), say)
             return
         sample = [(name, match) for name in source.names if (match := SAMPLE.fullmatch(name))]
         if not sample:
@@ -81,7 +85,7 @@ def prepare_timit(place: Path, folder: Path, say: Callable[[str], None] = lambda
                 f"{place}: expected TIMIT, with files such as TRAIN/DR1/FCJF0/SI1027.PHN, or NLTK's sample of it, with files "
                 "such as dr1-fvmh0/sx206.phn, and found neither."
             )
-        prepare(folder, "TIMIT sample (NLTK)", CLASSES, _sample(source, sample), say, SAMPLE_NOTE)
+        prepare(folder, "TIMIT sample (NLTK)", CLASSES, _sample(source, sample), str(place.resolve()), say, SAMPLE_NOTE)
 
 
 def _official(source: Source, found: Sequence[tuple[str, re.Match[str]]]) -> list[Item]:
@@ -96,6 +100,9 @@ def _official(source: Source, found: Sequence[tuple[str, re.Match[str]]]) -> lis
             split = "test" if speaker in CORE_TEST else "val" if speaker in VALIDATION else None
         if split is not None:
             items.append(_item(source, name, speaker, split))
+    trained = sum(part == "train" for part, _ in speakers)
+    if trained != TRAIN_SPEAKERS:
+        raise UsageError(f"{source.place}: expected {TRAIN_SPEAKERS} speakers in the TRAIN folder, got {trained}.")
     missing = sorted(speaker for speaker in (*CORE_TEST, *VALIDATION) if ("test", speaker) not in speakers)
     if missing:
         some = ", ".join(missing[:5])
@@ -123,7 +130,8 @@ def _item(source: Source, phones: str, speaker: str, split: Split) -> Item:
     sounds = [name for name in source.names if name.lower() in (f"{stem}.wav", f"{stem}.wav.wav")]
     if not sounds:
         raise UsageError(f"{source.where(phones)}: there is no sound beside it ({sentence}.wav).")
-    return Item(f"{speaker}/{sentence}", speaker, split, lambda: _load(source, phones, sounds[0]))
+    stamp = source.stamp(phones, sounds[0])
+    return Item(f"{speaker}/{sentence}", speaker, split, stamp, lambda: _load(source, phones, sounds[0]))
 
 
 def _load(source: Source, phones: str, sound: str) -> Frames:
@@ -166,7 +174,9 @@ def _labels(source: Source, name: str, samples: int) -> tuple[int, NDArray[np.in
         places.append((begin, end, CLASSES.index(phone)))
     if not places:
         raise UsageError(f"{source.where(name)}: expected labels, and there are none.")
-    first, last = places[0][0], min(places[-1][1], samples)  # some files label a little beyond the sound
+    if places[-1][1] > samples + OVERHANG:
+        raise UsageError(f"{source.where(name)}: labels go on to sample {places[-1][1]}, and the sound has {samples}.")
+    first, last = places[0][0], min(places[-1][1], samples)
     labels = np.empty(max(0, last - first), dtype=np.int16)
     for begin, end, number in places:
         labels[begin - first : max(0, min(end, last) - first)] = number

@@ -15,6 +15,7 @@ from torch import Tensor
 from mistrnn.errors import UsageError
 from mistrnn.layers import LAYERS, layer_class
 from mistrnn.tasks import Task, task_class
+from mistrnn.tasks._recordings import RecordingTask
 from mistrnn.training.model import Model
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
@@ -108,6 +109,8 @@ class Study:
         for option, owners in OWN_OPTIONS.items():
             if option in self.layer_options and self.layer not in owners:
                 raise UsageError(f"{self.layer}: expected no {option}, because they belong to {' and '.join(owners)}.")
+        if self.layer_options.get("bidirectional") and issubclass(kind, RecordingTask):
+            raise UsageError(f"{self.task}: expected one direction, because the second would read the padding first.")
         random = [name for name in ("zoneout", "recurrent_dropout", "dropout") if self.layer_options.get(name)]
         if random:
             raise UsageError(
