@@ -157,7 +157,7 @@ def table4_command(
     group_size: GroupSize = None,
     fresh: Fresh = False,
 ) -> None:
-    """Run the rows of table 4 (MobiAct), or with --stand-in layers of the same sizes on HAPT."""
+    """Run the rows of table 4 (MobiAct), or with --stand-in layers of as many parameters on HAPT."""
     _recorded_table(table4, data, stand_in, out, rows, trials, steps, seeds, device, group_size, fresh)
 
 
