@@ -4,7 +4,7 @@ MobiAct v2.0 must be asked for. HAPT, which is free, stands in for it: activitie
 smartphone, users apart, with layers of as many parameters as an LSTM with 100 units, in batches of 20. What comes out is about
 HAPT, and nothing is published to compare it with. The paper does not say how many steps it trains for; here 2,000.
 
-Hardware and time: not run in full yet; the stand-in, 10 trials × 300 steps of each row at 10 Hz, takes 12 minutes on 2 CPU cores.
+Hardware and time: not run in full yet; the stand-in, 10 trials × 300 steps of each row at 10 Hz, takes 12 minutes on 2 cores.
 """
 
 from collections.abc import Sequence
