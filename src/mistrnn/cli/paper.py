@@ -10,12 +10,12 @@ from rich.table import Table
 
 from mistrnn.cli._app import app, console, reproduce_app
 from mistrnn.cli._flags import Device, Fresh, GroupSize, Seed, Steps, numbers
+from mistrnn.cli._page import write_page
 from mistrnn.cli._progress import watched
 from mistrnn.errors import UsageError
 from mistrnn.paper import figure1, figure2, figure3, table1, table2, table3, table4
 from mistrnn.paper.comparison import Comparison, Row, SeedRun, chosen_rows, place_of, run_rows
 from mistrnn.report import (
-    build_page,
     draw_confusion,
     draw_figure1,
     draw_figure2,
@@ -62,7 +62,7 @@ def table1_command(
     found = _run(chosen, out, task_of, trials, steps, seeds, device, group_size, fresh)
     _print_comparisons(table1.TITLE, [(row, table1.comparison(row, own)) for row, own in found], published=True)
     _say_what_is_shortened(chosen, trials, steps)
-    _page([out], out / "report.html")
+    write_page([out], out / "report.html")
     _leave_if_crashed(found)
 
 
@@ -104,7 +104,7 @@ def table2_command(
             if row["status"] != "ok":
                 raise UsageError(f"{place}: the trial has {row['status']}, and its last parameters are wanted.")
             errors.append(row["test_error"])
-            distances.append(table2.edit_distances(Recorded(place).model(0, task.to("cpu")).eval(), task))
+            distances.append(table2.mean_edit_distance(Recorded(place).model(0, task.to("cpu")).eval(), task))
         label = f"{table2.ROWS[layer][0]}, {study.hidden} units"
         results.append((layer, table2.Result(label, tuple(errors), tuple(distances))))
     title = f"{first.data_name}, standing in for {table2.DATA}" if stand_in else table2.TITLE
@@ -124,7 +124,7 @@ def table2_command(
     best, result = min(results, key=lambda one: one[1].frame_error[0])
     model = Recorded(out / f"{best}-user-{first.groups[0]}").model(0, first).eval()
     _draw_predictions(model, first, out, f"{result.label}, user {first.groups[0]} of {first.data_name} held out")
-    _page([out], out / "report.html")
+    write_page([out], out / "report.html")
 
 
 @reproduce_app.command("table3")
@@ -191,7 +191,7 @@ def _recorded_table(
         best, row, run = min(done, key=lambda one: one[2].trials[one[0]]["val_error"])
         model = Recorded(out / place_of(row, run.study.seed)).model(best, task.to("cpu")).eval()
         _draw_predictions(model, task, out, f"{row.label}, trial {best}, on {wanted}")
-    _page([out], out / "report.html")
+    write_page([out], out / "report.html")
     _leave_if_crashed(found)
 
 
@@ -297,7 +297,7 @@ def figure3_command(
     )
     console.print(table)
     _say_what_is_shortened(chosen, trials, steps)
-    _page([out], out / "report.html")
+    write_page([out], out / "report.html")
     _leave_if_crashed(found)
 
 
@@ -307,7 +307,7 @@ def report_command(
     out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Write one HTML page about any set of studies: tables, curves, learning rates, gradient norms, paths."""
-    _page(folders, out)
+    write_page(folders, out)
 
 
 def _list(name: str, text: str) -> list[int]:
@@ -366,13 +366,3 @@ def _say_what_is_shortened(rows: list[Row], trials: int | None, steps: int | Non
         less.append(f"{steps:,} steps instead of {paper.total_steps:,}")
     if less:
         print(f"Shortened: {' and '.join(less)}. These numbers are not those of the paper's experiment.")
-
-
-def _page(folders: list[Path], out: Path) -> None:
-    """Write the report page and say where it is."""
-    built = build_page(folders, out)
-    for problem in built.problems:
-        print(f"not shown: {problem}")
-    for note in built.notes:
-        print(note)
-    print(f"report: {built.path}")

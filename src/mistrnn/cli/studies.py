@@ -38,10 +38,10 @@ from mistrnn.cli._flags import (
     WeightDecay,
     numbers,
 )
+from mistrnn.cli._page import write_page
 from mistrnn.cli._progress import watched
 from mistrnn.demo import BATCH, DELAY, SOLVED, STEPS, TRIALS, run_demo
 from mistrnn.layers import LAYERS
-from mistrnn.report import build_page
 from mistrnn.tasks import TASKS
 from mistrnn.tasks._mnist_files import MIRRORS, get
 from mistrnn.tasks.hapt import prepare_hapt
@@ -212,10 +212,7 @@ def demo(
         f"10^U(-4, 1), seed 0.\nAlways answering 'blank' has an error of {1 / 12:.4f}. Solved: below {SOLVED}. "
         f"Took {time.monotonic() - started:.0f} s.\nLearning curves: {picture}"
     )
-    built = build_page([out], out / "report.html")
-    for problem in built.problems:
-        print(f"not shown: {problem}")
-    print(f"report: {built.path}")
+    write_page([out], out / "report.html")
 
 
 def study_from(given: dict[str, Any]) -> Study:

@@ -22,7 +22,7 @@ from mistrnn.training import Progress, Recorded, Study, Summary, run_study, summ
 DEVIATIONS = 2.0
 """How many published standard deviations count as inside."""
 RESAMPLES = 1_000
-IGNORED = ("seed", "trials", "steps", "validate_every", "gradients_every", "precision")
+MAY_DIFFER = ("seed", "trials", "steps", "validate_every", "gradients_every", "precision")
 """Settings in which a study may differ from a row's and still belong to it; the verdict names what matters among them."""
 
 INSIDE, OUTSIDE, NOT_COMPARABLE = "inside", "outside", "not comparable"
@@ -58,7 +58,7 @@ class Row:
     def owns(self, study: Study) -> bool:
         """Whether a study is one of this row, whatever its seed and length."""
         mine, other = self.study.as_dict(), study.as_dict()
-        return all(mine[name] == other[name] for name in mine if name not in IGNORED)
+        return all(mine[name] == other[name] for name in mine if name not in MAY_DIFFER)
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,7 @@ class Comparison:
         if self.kind == NOT_COMPARABLE:
             return f"{NOT_COMPARABLE}: {', '.join(self.reasons)}"
         assert self.difference is not None
-        side = "lower" if self.difference < 0 else "higher"
-        return f"{self.kind} the published spread, {100 * abs(self.difference):.2f} points {side}"
+        return words_of(self.kind, self.difference)
 
 
 def compare(row: Row, seeds: Iterable[SeedRun], published_data: str | None = None) -> Comparison:
@@ -129,9 +128,18 @@ def compare(row: Row, seeds: Iterable[SeedRun], published_data: str | None = Non
         reasons.append("published without a spread")
     if reasons:
         return Comparison(row, kept, ours, rate, NOT_COMPARABLE, tuple(dict.fromkeys(reasons)))
-    assert row.published.deviation is not None
-    near = abs(ours[0] - row.published.error) <= DEVIATIONS * row.published.deviation
-    return Comparison(row, kept, ours, rate, INSIDE if near else OUTSIDE, ())
+    return Comparison(row, kept, ours, rate, kind_of(ours[0] - row.published.error, row.published), ())
+
+
+def kind_of(difference: float, published: Published) -> str:
+    """Return whether a difference lies inside the published spread or outside."""
+    assert published.deviation is not None
+    return INSIDE if abs(difference) <= DEVIATIONS * published.deviation else OUTSIDE
+
+
+def words_of(kind: str, difference: float) -> str:
+    """Return a verdict in words."""
+    return f"{kind} the published spread, {100 * abs(difference):.2f} points {'lower' if difference < 0 else 'higher'}"
 
 
 def one_of_each_seed(seeds: Iterable[SeedRun]) -> tuple[tuple[SeedRun, ...], list[str]]:

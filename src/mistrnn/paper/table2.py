@@ -1,9 +1,8 @@
 """Table 2: surgical maneuvers on MISTIC-SL, one user held out at a time; mean and deviation of the frame error over users.
 
 The hyperparameters are those of DiPietro et al. 2016, which the paper takes over: 1024 units, dropout of 0.5 (here before the
-readout), batches of 5, 80 epochs of plain gradient descent at a learning rate of 1, halved every 5
-epochs from the 40th on, gradient norms of at most 1, weights uniform in ±0.1. One trial for each user, whose last parameters
-are tested.
+readout), batches of 5, 80 epochs of plain gradient descent at a learning rate of 1, halved every 5 epochs from the 40th on,
+gradient norms of at most 1, weights uniform in ±0.1. One trial for each user, whose last parameters are tested.
 
 MISTIC-SL is not public, and JIGSAWS must be asked for. Gesture Phase Segmentation (UCI, 3 users) stands in, with 64 units and
 without dropout: what comes out is about that data, and nothing is published to compare it with.
@@ -18,11 +17,10 @@ Hardware and time: not run on MISTIC-SL or JIGSAWS; the stand-in takes minutes o
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
-from mistrnn.paper.comparison import DEVIATIONS, INSIDE, NOT_COMPARABLE, OUTSIDE, Published
+from mistrnn.paper.comparison import NOT_COMPARABLE, Published, kind_of, words_of
 from mistrnn.tasks import IGNORED
 from mistrnn.tasks._recordings import RecordingTask
 from mistrnn.tasks.surgical import segment_edit_distance
@@ -69,7 +67,6 @@ def study(layer: str, user: str, task: RecordingTask, *, seed: int = 0, steps: i
     """Return the study of one layer with one user held out; the task says how many recordings an epoch has."""
     per_epoch = max(1, task.sizes["train"] // BATCH)
     total = EPOCHS * per_epoch if steps is None else steps
-    settings: dict[str, Any] = {"validate_every": max(1, total // 8)}
     made = Study(
         task="surgical",
         layer=layer,
@@ -85,12 +82,12 @@ def study(layer: str, user: str, task: RecordingTask, *, seed: int = 0, steps: i
         initialization="uniform",
         readout_dropout=0.5,
         keep="last",
-        **settings,
+        validate_every=max(1, total // 8),
     )
     return replace(made, hidden=64, readout_dropout=0.0) if task.data_name == STAND_IN else made
 
 
-def edit_distances(model: Model, task: RecordingTask) -> float:
+def mean_edit_distance(model: Model, task: RecordingTask) -> float:
     """Return the mean segment edit distance over the recordings that are tested on."""
     found = []
     for k in range(task.sizes["test"]):
@@ -104,11 +101,9 @@ def edit_distances(model: Model, task: RecordingTask) -> float:
 
 def verdict(layer: str, result: Result, *, shortened: bool) -> str:
     """Return what the published spread says about a result on MISTIC-SL."""
-    published = ROWS[layer][1]
-    assert published.deviation is not None
     if shortened or len(result.frame_errors) != USERS:
         users = f"{len(result.frame_errors)} of {USERS} users"
         return f"{NOT_COMPARABLE}: {'fewer steps than published' if shortened else users}"
+    published = ROWS[layer][1]
     difference = result.frame_error[0] - published.error
-    kind = INSIDE if abs(difference) <= DEVIATIONS * published.deviation else OUTSIDE
-    return f"{kind} the published spread, {100 * abs(difference):.2f} points {'lower' if difference < 0 else 'higher'}"
+    return words_of(kind_of(difference, published), difference)

@@ -26,7 +26,7 @@ def draw_attention(mixture: Tensor, delays: tuple[int, ...], folder: Path, *, ti
     spread = np.random.default_rng(0).uniform(-0.25, 0.25, of_examples.shape)
     right.scatter(of_examples, np.arange(len(delays)) + spread, s=5, color="0.6", linewidth=0)
     right.scatter(of_examples.mean(0), range(len(delays)), s=60, color=colour, marker="D", edgecolor="white", zorder=3)
-    right.set(xlabel="mean weight over time; diamond: of all", title="each example", xlim=(0, None))
+    right.set(xlabel="mean weight over time\n(diamond: of all)", title="each example", xlim=(0, None))
     right.spines[["top", "right"]].set_visible(False)
     rows = [
         {"step": step}

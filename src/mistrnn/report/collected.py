@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from mistrnn.errors import UsageError
-from mistrnn.training import Recorded, Study, Summary, summarise
+from mistrnn.paper.comparison import SeedRun
+from mistrnn.training import Recorded, Study, Summary
 
 MOST_STUDIES = 500
 
@@ -29,14 +30,14 @@ class Found:
     gradients: dict[str, Tensor] = field(default_factory=dict)
 
     @property
-    def summary(self) -> Summary:
-        """Its top 10%."""
-        return summarise(self.trials)
+    def run(self) -> SeedRun:
+        """Its trials, as the paper's tables take them."""
+        return SeedRun(self.study, tuple(self.trials), self.data)
 
     @property
-    def finished(self) -> int:
-        """How many trials have come to an end, diverged ones among them."""
-        return sum(trial["status"] != "crashed" for trial in self.trials)
+    def summary(self) -> Summary:
+        """Its top 10%."""
+        return self.run.summary
 
 
 @dataclass(frozen=True)

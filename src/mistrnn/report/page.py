@@ -20,7 +20,7 @@ from mistrnn.paper import figure3, table1, table3, table4
 from mistrnn.paper.comparison import Comparison, Row, SeedRun
 from mistrnn.report import charts
 from mistrnn.report.collected import Found, collect
-from mistrnn.tasks import TASKS, Task
+from mistrnn.tasks import TASKS
 
 PARTS = Path(__file__).parent / "template"
 NOTHING = "\N{EN DASH}"
@@ -112,13 +112,9 @@ def percent(value: float | None, spread: float | None = None) -> str:
     return f"{100 * value:.2f}" + ("" if spread is None else f" ± {100 * spread:.2f}")
 
 
-def _is_rate(task: type[Task]) -> bool:
-    return task.error_name == "error rate"
-
-
 def error_text(found: Found, value: float | None, spread: float | None = None) -> str:
     """Return an error as the study's task measures it."""
-    if _is_rate(TASKS[found.study.task]):
+    if charts.error_axis(found)[1]:
         return percent(value, spread)
     if value is None:
         return NOTHING
@@ -133,7 +129,7 @@ def label(found: Found) -> str:
 
 
 def _seeds(row: Row, found: Iterable[Found]) -> list[tuple[Found, SeedRun]]:
-    return [(one, SeedRun(one.study, tuple(one.trials), one.data)) for one in found if row.owns(one.study)]
+    return [(one, one.run) for one in found if row.owns(one.study)]
 
 
 def _paper_tables(found: Sequence[Found], names: dict[int, str]) -> Iterable[dict[str, Any]]:
@@ -249,8 +245,8 @@ def _tasks(found: Sequence[Found], names: dict[int, str]) -> Iterable[dict[str, 
         settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in one.study.task_settings.items())
         groups.setdefault(one.study.task + (f", {settings}" if settings else ""), []).append(one)
     for name, own in groups.items():
-        kind = TASKS[own[0].study.task]
-        unit = f"{kind.error_name}{' %' if _is_rate(kind) else ''}"
+        error, is_share = charts.error_axis(own[0])
+        unit = f"{error}{' %' if is_share else ''}"
         columns = [
             "study",
             "layer",
@@ -264,7 +260,7 @@ def _tasks(found: Sequence[Found], names: dict[int, str]) -> Iterable[dict[str, 
         shown = [(f"{label(one)} ({one.name})", one) for one in own]
         yield {
             "title": f"Task {name}",
-            "summary": kind.summary,
+            "summary": TASKS[own[0].study.task].summary,
             "table": Table("Every study of this task; the name leads to its trials and settings.", columns, rows),
             "charts": _some(charts.overview("Top 10% of trials, mean validation error", shown)),
         }
@@ -284,7 +280,7 @@ def _study_cells(found: Found, anchor: str) -> list[Cell]:
         Cell(error_text(found, *error) if summary.top else NOTHING, error[0] if summary.top else None),
         Cell(error_text(found, best), best),
         Cell(f"{rate[0]:.2f} ± {rate[1]:.2f}" if summary.top else NOTHING, rate[0] if summary.top else None),
-        Cell(f"{found.finished} of {found.study.trials}", found.finished),
+        Cell(f"{found.run.finished} of {found.study.trials}", found.run.finished),
         Cell(str(summary.diverged), summary.diverged),
         Cell(f"{found.study.total_steps:,}", found.study.total_steps),
         Cell(str(found.study.seed), found.study.seed),
@@ -310,7 +306,7 @@ def _study(found: Found, anchor: str) -> dict[str, Any]:
         for t in found.trials
     ]
     settings = {name: value for name, value in found.study.as_dict().items() if value not in (None, {}, [])}
-    missing = found.study.trials - found.finished
+    missing = found.study.trials - found.run.finished
     return {
         "anchor": anchor,
         "name": found.name,

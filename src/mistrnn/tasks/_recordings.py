@@ -224,9 +224,8 @@ class RecordingTask(Task):
             self._starts[split], self._lengths[split] = starts[chosen], lengths[chosen]
         self.sizes = {split: len(chosen) for split, chosen in self._starts.items()}
         self.steps = _bucketed(int(lengths.max()))
-        counts = torch.zeros(self.output_size, dtype=torch.int64)
-        self._commonest = self._class_counts("train", counts).argmax()
-        tested = self._class_counts("test", counts)
+        self._commonest = self._class_counts("train").argmax()
+        tested = self._class_counts("test")
         self.trivial_error = 1 - int(tested[self._commonest]) / int(tested.sum())
 
     def split(self, recordings: Sequence[Recording]) -> dict[Split, list[int]]:
@@ -237,11 +236,12 @@ class RecordingTask(Task):
                 found[recording.split].append(number)
         return found
 
-    def _class_counts(self, split: Split, counts: Tensor) -> Tensor:
+    def _class_counts(self, split: Split) -> Tensor:
         """Return how often each class is a target."""
+        counts = torch.zeros(self.output_size, dtype=torch.int64)
         for index in torch.split(torch.arange(self.sizes[split]), 64):
             _, targets = self.batch(split, index)
-            counts = counts + torch.bincount(targets[targets != IGNORED], minlength=self.output_size)
+            counts += torch.bincount(targets[targets != IGNORED], minlength=self.output_size)
         return counts
 
     def trivial_output(self) -> Tensor:
@@ -268,7 +268,7 @@ class RecordingTask(Task):
         return inputs, targets.masked_fill(~counted, IGNORED)
 
     def to(self, device: torch.device | str) -> "RecordingTask":
-        """Move all frames to a GPU; on the CPU they stay in their file."""
+        """Move all frames to the device; until then they stay in their file."""
         self._inputs, self._labels = self._inputs.to(device), self._labels.to(device)
         self._starts = {split: values.to(device) for split, values in self._starts.items()}
         self._lengths = {split: values.to(device) for split, values in self._lengths.items()}

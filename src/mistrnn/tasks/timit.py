@@ -11,6 +11,7 @@ speakers and test: 24 speakers (the core test set) of the TEST folder (Halbersta
 import io
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -89,7 +90,7 @@ def prepare_timit(place: Path, folder: Path, say: Callable[[str], None] = lambda
 
 
 def _official(source: Source, found: Sequence[tuple[str, re.Match[str]]]) -> list[Item]:
-    items, speakers = [], set()
+    items, speakers, sounds = [], set(), _sounds(source)
     for name, match in found:
         part, speaker, sentence = (text.lower() for text in match.groups())
         speakers.add((part, speaker))
@@ -99,7 +100,7 @@ def _official(source: Source, found: Sequence[tuple[str, re.Match[str]]]) -> lis
         if part == "test":
             split = "test" if speaker in CORE_TEST else "val" if speaker in VALIDATION else None
         if split is not None:
-            items.append(_item(source, name, speaker, split))
+            items.append(_item(source, sounds, name, speaker, split))
     trained = sum(part == "train" for part, _ in speakers)
     if trained != TRAIN_SPEAKERS:
         raise UsageError(f"{source.place}: expected {TRAIN_SPEAKERS} speakers in the TRAIN folder, got {trained}.")
@@ -117,21 +118,26 @@ def _sample(source: Source, found: Sequence[tuple[str, re.Match[str]]]) -> list[
         speaker: "val" if number % 5 == 2 else "test" if number % 5 == 4 else "train"
         for number, speaker in enumerate(speakers)
     }
+    sounds = _sounds(source)
     return [
-        _item(source, name, match[1].lower(), splits[match[1].lower()])
+        _item(source, sounds, name, match[1].lower(), splits[match[1].lower()])
         for name, match in found
         if not match[2].lower().startswith("sa")
     ]
 
 
-def _item(source: Source, phones: str, speaker: str, split: Split) -> Item:
-    sentence = phones.rsplit("/", 1)[-1].rsplit(".", 1)[0].lower()
-    stem = phones.rsplit(".", 1)[0].lower()
-    sounds = [name for name in source.names if name.lower() in (f"{stem}.wav", f"{stem}.wav.wav")]
-    if not sounds:
+def _sounds(source: Source) -> dict[str, str]:
+    """Return the files of sound by their path in small letters, without its ending."""
+    return {name.lower().partition(".wav")[0]: name for name in source.names if name.lower().endswith(".wav")}
+
+
+def _item(source: Source, sounds: dict[str, str], phones: str, speaker: str, split: Split) -> Item:
+    stem = phones.lower().removesuffix(".phn")
+    sentence = stem.rsplit("/", 1)[-1]
+    if stem not in sounds:
         raise UsageError(f"{source.where(phones)}: there is no sound beside it ({sentence}.wav).")
-    stamp = source.stamp(phones, sounds[0])
-    return Item(f"{speaker}/{sentence}", speaker, split, stamp, lambda: _load(source, phones, sounds[0]))
+    files = phones, sounds[stem]
+    return Item(f"{speaker}/{sentence}", speaker, split, source.stamp(*files), partial(_load, source, *files))
 
 
 def _load(source: Source, phones: str, sound: str) -> Frames:
