@@ -116,7 +116,7 @@ def _with_delay(lengths: Integers, delay: int) -> Integers:
     padded = np.full(rows * delay, lengths.max(), dtype=np.int64)
     padded[: len(lengths)] = lengths
     uses = np.arange(rows)[:, None]
-    table = np.minimum.accumulate(padded.reshape(rows, delay) - uses, axis=0) + uses
+    table: Integers = np.minimum.accumulate(padded.reshape(rows, delay) - uses, axis=0) + uses
     return table.reshape(-1)[: len(lengths)]
 
 

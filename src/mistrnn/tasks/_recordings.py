@@ -128,8 +128,9 @@ def _assemble(
     total = sum(recording.frames for _, recording in recordings)
     with np.load(recordings[0][0]) as first:
         size = first["inputs"].shape[1]
-    inputs = np.lib.format.open_memmap(parts / "inputs.npy", mode="w+", dtype=np.float32, shape=(total, size))
-    labels = np.lib.format.open_memmap(parts / "labels.npy", mode="w+", dtype=np.int16, shape=(total,))
+    new_file: Any = np.lib.format.open_memmap  # which has no types before NumPy 2.4
+    inputs = new_file(parts / "inputs.npy", mode="w+", dtype=np.float32, shape=(total, size))
+    labels = new_file(parts / "labels.npy", mode="w+", dtype=np.int16, shape=(total,))
     at = 0
     for place, recording in recordings:
         with np.load(place) as stored:

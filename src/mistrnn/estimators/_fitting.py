@@ -1,0 +1,189 @@
+"""The training of one network on cases of any length: minibatches, Adam, a cosine schedule, early stopping.
+
+T time, B batch, K outputs.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mistrnn.errors import UsageError
+from mistrnn.estimators._sequences import Case, batches, pad
+from mistrnn.estimators.network import Network
+
+MAX_NORM = 1.0
+"""The global norm that gradients are clipped to, as in the paper."""
+FRAMES_AT_ONCE = 2**17
+"""Padded frames that are run together without gradients: their states fill some 100 MB."""
+CASES_AT_ONCE = 256
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(scores, targets) -> the loss of each target."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Cases with what is to be learnt: one target each, or one for each step."""
+
+    cases: Sequence[Case]
+    targets: Sequence[Tensor]
+    """A number, a class, [K] numbers, or [time] classes for each case."""
+    weights: Sequence[Tensor]
+    """How much each target counts, as the targets; 0 for a step that has none."""
+
+    def batch(self, chosen: NDArray[np.int64], device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return inputs [T, B, C], their lengths [B], targets and weights [B, ...] or [T, B]."""
+        inputs, lengths = pad([self.cases[k] for k in chosen])
+        over_time = self.weights[0].dim() == 1
+        together = _padded if over_time else torch.stack
+        targets = together([self.targets[k] for k in chosen])
+        weights = together([self.weights[k] for k in chosen])
+        return inputs.to(device), lengths.to(device), targets.to(device), weights.to(device)
+
+    def subset(self, chosen: NDArray[np.int64]) -> "Examples":
+        """Return some of the cases."""
+        return Examples(*([values[k] for k in chosen] for values in (self.cases, self.targets, self.weights)))
+
+
+def _padded(values: list[Tensor]) -> Tensor:  # [T, B], zero past the ends
+    return torch.nn.utils.rnn.pad_sequence(values)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What an epoch came to."""
+
+    epoch: int
+    epochs: int
+    learning_rate: float
+    train_loss: float
+    validation_loss: float | None
+    best_epoch: int
+    overflows: int = 0
+    """Minibatches that were passed over, because their gradients were not finite."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to train."""
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float
+    patience: int
+    """Epochs without a lower validation loss after which to stop."""
+    piece: int | None = None
+    """Cut cases with a target for each step into pieces of at most this length."""
+
+
+def train(
+    network: Network,
+    train_on: Examples,
+    validate_on: Examples | None,
+    loss: Loss,
+    plan: Plan,
+    random: np.random.RandomState,
+    report: Callable[[Epoch], bool | None],
+) -> list[Epoch]:
+    """Train the network in place, leave it with the parameters of the lowest validation loss, and return all epochs.
+
+    Without validation these are the last parameters. Training ends early where `report` returns True.
+    """
+    device = network.readout.weight.device
+    optimizer = torch.optim.AdamW(network.parameters(), plan.learning_rate, weight_decay=plan.weight_decay)
+    epochs: list[Epoch] = []
+    best_loss, best_epoch, best = math.inf, 0, copy.deepcopy(network.state_dict())
+    for number in range(1, plan.epochs + 1):
+        rate = plan.learning_rate * 0.5 * (1 + math.cos(math.pi * (number - 1) / plan.epochs))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        network.train()
+        total, counted, steps, overflows = 0.0, 0.0, 0, 0
+        for examples in _minibatches(train_on, plan, random):
+            inputs, lengths, targets, weights = examples.batch(np.arange(len(examples.cases)), device)
+            there = (weights > 0).sum()
+            if not there:
+                continue  # a piece without a label
+            scores, _ = network(inputs, lengths=lengths)
+            lost = (loss(scores, targets) * weights).sum()
+            optimizer.zero_grad(set_to_none=True)
+            (lost / there).backward()  # type: ignore[no-untyped-call]
+            norm = torch.nn.utils.clip_grad_norm_(network.parameters(), MAX_NORM)
+            if torch.isfinite(norm):
+                optimizer.step()
+            else:
+                overflows += 1  # over very many steps a gradient may overflow: then there is nothing to go by
+            total, counted, steps = total + lost.item(), counted + weights.sum().item(), steps + 1
+        if not math.isfinite(total) or overflows == steps:
+            what = f"its loss was {total}" if overflows < steps else "every gradient overflowed"
+            raise UsageError(
+                f"the training diverged in epoch {number}, {what}: try a lower learning_rate than {plan.learning_rate}."
+            )
+        validation_loss = mean_loss(network, validate_on, loss) if validate_on is not None else None
+        if validation_loss is None or validation_loss < best_loss:
+            best_loss, best_epoch = math.inf if validation_loss is None else validation_loss, number
+            if validation_loss is not None:
+                best = copy.deepcopy(network.state_dict())
+        epochs.append(Epoch(number, plan.epochs, rate, total / counted, validation_loss, best_epoch, overflows))
+        if report(epochs[-1]) or (validate_on is not None and number - best_epoch >= plan.patience):
+            break
+    if validate_on is not None:
+        network.load_state_dict(best)
+    network.eval()
+    return epochs
+
+
+def _minibatches(examples: Examples, plan: Plan, random: np.random.RandomState) -> Iterator[Examples]:
+    """Go through all examples once, in random order."""
+    if plan.piece is not None:
+        examples = _pieces(examples, plan.piece, random)
+    order = random.permutation(len(examples.cases))
+    for start in range(0, len(order), plan.batch_size):
+        yield examples.subset(order[start : start + plan.batch_size])
+
+
+def _pieces(examples: Examples, length: int, random: np.random.RandomState) -> Examples:
+    """Cut every case into pieces of at most `length` steps, elsewhere each time, so that no cut is seen twice."""
+    pieces = []
+    for case, target, weight in zip(examples.cases, examples.targets, examples.weights, strict=True):
+        first = len(case) if len(case) <= length else int(random.randint(1, length + 1))
+        edges = [0, *range(first, len(case), length), len(case)]
+        for start, end in pairwise(edges):
+            if start < end:
+                pieces.append((case[start:end], target[start:end], weight[start:end]))
+    return Examples(*map(list, zip(*pieces, strict=True)))
+
+
+@torch.no_grad()
+def mean_loss(network: Network, examples: Examples, loss: Loss) -> float:
+    """Return the weighted mean of the loss over all targets."""
+    network.eval()
+    device = network.readout.weight.device
+    total, counted = 0.0, 0.0
+    for chosen in batches(examples.cases, CASES_AT_ONCE, FRAMES_AT_ONCE):
+        inputs, lengths, targets, weights = examples.batch(chosen, device)
+        total += (loss(network(inputs, lengths=lengths)[0], targets) * weights).sum().item()
+        counted += weights.sum().item()
+    return total / counted if counted else math.inf
+
+
+@torch.no_grad()
+def scores_of(network: Network, cases: Sequence[Case]) -> list[Tensor]:
+    """Return the scores of each case, [K], or [time, K] from a network that reads out every step."""
+    network.eval()
+    device = network.readout.weight.device
+    found: list[Tensor] = [torch.empty(0)] * len(cases)
+    for chosen in batches(cases, CASES_AT_ONCE, FRAMES_AT_ONCE):
+        inputs, lengths = pad([cases[k] for k in chosen])
+        scores = network(inputs.to(device), lengths=lengths.to(device))[0].cpu()
+        for place, k in enumerate(chosen):
+            found[k] = scores[: len(cases[k]), place].clone() if network.every_step else scores[place]
+    return found

@@ -1,0 +1,69 @@
+"""How a fit is followed: a bar on a terminal, lines elsewhere, TensorBoard, and whoever called."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from os import PathLike
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from mistrnn.estimators._fitting import Epoch
+from mistrnn.training.tensorboard import Log
+
+Report = Callable[[Epoch], bool | None]
+
+LINE_EVERY_SECONDS = 10.0
+
+
+@contextlib.contextmanager
+def followed(epochs: int, shown: bool, log_dir: str | PathLike[str] | None, other: Report | None) -> Iterator[Report]:
+    """Yield what to call after each epoch; it returns True if the training is to end."""
+    with contextlib.ExitStack() as stack:
+        reports: list[Report] = []
+        if shown:
+            reports.append(stack.enter_context(_shown(epochs)))
+        if log_dir is not None:
+            log = stack.enter_context(Log(log_dir))
+            reports.append(lambda epoch: _log(log, epoch))
+        if other is not None:
+            reports.append(other)
+        yield lambda epoch: any([report(epoch) for report in reports])  # noqa: C419 (all are told)
+
+
+def _log(log: Log, epoch: Epoch) -> None:
+    values = {"loss/train": epoch.train_loss, "learning_rate": epoch.learning_rate}
+    if epoch.validation_loss is not None:
+        values["loss/validation"] = epoch.validation_loss
+    log.add(values, epoch.epoch)
+
+
+def _in_words(epoch: Epoch) -> str:
+    words = f"train loss {epoch.train_loss:.4f}"
+    if epoch.validation_loss is not None:
+        words += f", validation loss {epoch.validation_loss:.4f}, lowest in epoch {epoch.best_epoch}"
+    return words
+
+
+@contextlib.contextmanager
+def _shown(epochs: int) -> Iterator[Report]:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        last = time.monotonic()
+
+        def line(epoch: Epoch) -> None:
+            nonlocal last
+            if time.monotonic() - last >= LINE_EVERY_SECONDS or epoch.epoch == epochs:
+                last = time.monotonic()
+                console.print(f"epoch {epoch.epoch} of {epochs}: {_in_words(epoch)}", highlight=False, soft_wrap=True)
+
+        yield line
+        return
+    columns = [BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}")]
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("", total=epochs)
+
+        def advance(epoch: Epoch) -> None:
+            bar.update(task, completed=epoch.epoch, description=_in_words(epoch))
+
+        yield advance

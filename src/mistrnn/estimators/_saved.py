@@ -1,0 +1,254 @@
+"""Fitted estimators in a folder: config.json and model.safetensors, never pickle.
+
+config.json, version 1:
+    format, version   "mistrnn-model", 1
+    mistrnn           the version of the library that wrote it
+    kind              SequenceClassifier, FrameLabeler or SequenceRegressor
+    parameters        what the estimator was made with
+    layer             its name, its sizes and all its arguments
+    learnt            classes, or mean and scale of the targets; the channels' names; what training came to
+    weights           the SHA-256 of model.safetensors
+    digest            the SHA-256 of everything above
+model.safetensors holds the state of the network; mean and scale of the inputs are part of it.
+
+Whatever changes here gets a new version, and old versions are still read.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import safetensors
+import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+import mistrnn
+from mistrnn.errors import UsageError
+from mistrnn.estimators.network import Network, layer_arguments
+from mistrnn.layers import LAYERS, RecurrentLayer, layer_class
+
+if TYPE_CHECKING:
+    from mistrnn.estimators._estimator import SequenceEstimator
+
+FORMAT, VERSION = "mistrnn-model", 1
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+def save(estimator: "SequenceEstimator", folder: str | PathLike[str], *, force: bool = False) -> None:
+    """Write a fitted estimator into a folder; what else is there stays."""
+    folder = Path(folder)
+    taken = [name for name in (CONFIG, WEIGHTS) if (folder / name).exists()]
+    if taken and not force:
+        raise UsageError(f"{folder}: there is a {taken[0]} already; choose another folder, or force overwriting it.")
+    network = estimator.network_
+    tensors = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
+    weights = save_tensors(tensors)
+    config: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "mistrnn": mistrnn.__version__,
+        "kind": type(estimator).__name__,
+        "parameters": {name: _to_json(name, value) for name, value in estimator.get_params(deep=False).items()},
+        "layer": {
+            "name": _layer_name(network.layer),
+            "input_size": network.layer.input_size,
+            "hidden_size": network.layer.hidden_size,
+            "arguments": layer_arguments(network.layer),
+        },
+        "learnt": {
+            **estimator._learnt(),
+            "output_size": network.readout.out_features,
+            "channels": estimator.channel_names_,
+            "history": estimator.history_,
+        },
+        "weights": _digest(weights),
+    }
+    config["digest"] = _digest(_canonical(config))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Each file is whole or absent, and the configuration, which vouches for the weights, comes last.
+        _replace(folder / WEIGHTS, weights)
+        _replace(folder / CONFIG, json.dumps(config, indent=1, ensure_ascii=False).encode())
+    except OSError as error:
+        raise UsageError(f"cannot write to the folder {folder}: {error.strerror}.") from error
+
+
+def load(folder: str | PathLike[str], **hub: Any) -> "SequenceEstimator":
+    """Return the estimator that a folder holds, or one from the Hugging Face hub."""
+    path = Path(folder)
+    if not path.is_dir() and isinstance(folder, str):
+        path = _from_hub(folder, **hub)
+    config = _config(path)
+    try:
+        weights = (path / WEIGHTS).read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"{path / WEIGHTS}: cannot be read ({error.strerror}); it belongs to a saved model."
+        ) from error
+    if _digest(weights) != config["weights"]:
+        raise UsageError(
+            f"{path / WEIGHTS}: these are not the weights that {CONFIG} was written with: truncated, changed, or of another "
+            "model. Save or copy the model again."
+        )
+    try:
+        return _rebuilt(config, load_tensors(weights))
+    except UsageError:
+        raise
+    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, safetensors.SafetensorError) as error:
+        raise UsageError(f"{path}: this model cannot be rebuilt ({error}).") from error
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"{folder}: expected a saved model, and its {CONFIG} cannot be read ({error.strerror})."
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"{path}: not readable as JSON ({error}): truncated? Save or copy the model again.") from error
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        raise UsageError(f"{path}: expected a model saved by mistrnn, and this is none.")
+    version = config.get("version")
+    if not isinstance(version, int) or not 1 <= version <= VERSION:
+        raise UsageError(
+            f"{path}: written by mistrnn {config.get('mistrnn')} in version {version} of the format, and mistrnn "
+            f"{mistrnn.__version__} reads up to version {VERSION}: pip install --upgrade mistrnn."
+        )
+    digest = config.pop("digest", None)
+    if digest != _digest(_canonical(config)):
+        raise UsageError(
+            f"{path}: changed since it was saved, its digest does not match. Save or copy the model again."
+        )
+    return config
+
+
+def _rebuilt(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> "SequenceEstimator":
+    from mistrnn import estimators  # it imports this file
+
+    kinds = {
+        kind.__name__: kind
+        for kind in (estimators.SequenceClassifier, estimators.FrameLabeler, estimators.SequenceRegressor)
+    }
+    parameters = {name: _from_json(name, value) for name, value in config["parameters"].items()}
+    estimator: SequenceEstimator = kinds[config["kind"]](**parameters)
+    stored, learnt = config["layer"], config["learnt"]
+    # Made without memory, so that no size in the file can ask for more than the tensors that came with it.
+    layer = layer_class(stored["name"])(
+        stored["input_size"], stored["hidden_size"], **stored["arguments"], device="meta"
+    )
+    with torch.device("meta"):
+        network = Network(layer, learnt["output_size"], every_step=estimator._every_step, dropout=estimator.dropout)
+    network.load_state_dict(tensors, assign=True)
+    estimator.network_ = network.requires_grad_(True).eval()
+    estimator.n_channels_ = layer.input_size
+    estimator.channel_names_ = learnt["channels"]
+    estimator.history_ = learnt["history"]
+    estimator.n_epochs_, estimator.best_epoch_ = len(estimator.history_), estimator.history_[-1]["best_epoch"]
+    estimator._set_learnt(learnt)
+    return estimator
+
+
+def _layer_name(layer: RecurrentLayer) -> str:
+    for name, kind in LAYERS.items():
+        if type(layer) is kind:
+            return name
+    raise UsageError(
+        f"expected one of mistrnn's own layers to save, because a file can only name those, got {type(layer).__name__}; "
+        "torch.save(estimator.network_.state_dict(), ...) keeps the weights."
+    )
+
+
+def _to_json(name: str, value: Any) -> Any:
+    """Return a parameter as JSON knows it."""
+    if isinstance(value, type) and issubclass(value, RecurrentLayer):
+        return _layer_name(value(1, 8, device="meta"))
+    if isinstance(value, np.random.RandomState):
+        return None  # its state has moved on
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, PathLike):
+        return os.fspath(value)
+    if name == "class_weight" and isinstance(value, Mapping):  # keys that are not strings stay what they are
+        return [[_to_json("", key), _to_json("", weight)] for key, weight in value.items()]
+    if isinstance(value, Mapping):
+        return {str(key): _to_json("", item) for key, item in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [_to_json("", item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise UsageError(f"expected {name or 'a parameter'} to be something that JSON knows to save it, got {value!r}.")
+
+
+def _from_json(name: str, value: Any) -> Any:
+    return dict(value) if name == "class_weight" and isinstance(value, list) else value
+
+
+def _canonical(config: dict[str, Any]) -> bytes:
+    return json.dumps(config, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _replace(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f"{path.name}.part")
+    temporary.write_bytes(data)
+    os.replace(temporary, path)
+
+
+def _from_hub(name: str, **hub: Any) -> Path:
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise UsageError(f"{name}: there is no such folder.")
+    hub_api = _hub(f"{name}: there is no such folder, and to load a model of that name from the Hugging Face hub")
+    try:
+        return Path(hub_api.snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS], **hub))
+    except (OSError, ValueError, hub_api.errors.HfHubHTTPError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UsageError(
+            f"{name}: there is no such folder, and the Hugging Face hub did not give it: {reason}"
+        ) from error
+
+
+def push(estimator: "SequenceEstimator", name: str, *, private: bool = False, token: str | None = None) -> str:
+    """Save an estimator on the Hugging Face hub and return its address."""
+    import tempfile
+
+    hub_api = _hub("saving on the Hugging Face hub")
+    with tempfile.TemporaryDirectory() as folder:
+        save(estimator, folder)
+        (Path(folder) / "README.md").write_text(_card(estimator, name), encoding="utf-8")
+        try:
+            api = hub_api.HfApi(token=token)
+            api.create_repo(name, private=private, exist_ok=True)
+            api.upload_folder(repo_id=name, folder_path=folder, commit_message="Save the model")
+        except (OSError, ValueError, hub_api.errors.HfHubHTTPError) as error:
+            reason = str(error).strip().split("\n")[0]
+            raise UsageError(f"{name}: the Hugging Face hub did not take it: {reason}") from error
+    return f"{hub_api.constants.ENDPOINT}/{name}"
+
+
+def _card(estimator: "SequenceEstimator", name: str) -> str:
+    kind = type(estimator).__name__
+    return (
+        "---\nlibrary_name: mistrnn\ntags: [time-series]\n---\n\n"
+        f"A {kind} of [mistrnn](https://pypi.org/project/mistrnn/): {estimator.network_.layer}.\n\n"
+        f'```python\nfrom mistrnn import {kind}\n\nmodel = {kind}.from_pretrained("{name}")\n```\n'
+    )
+
+
+def _hub(purpose: str) -> Any:
+    try:
+        import huggingface_hub
+        import huggingface_hub.errors
+    except ImportError as error:
+        raise UsageError(f"{purpose} needs its package: pip install 'mistrnn[hub]'.") from error
+    return huggingface_hub

@@ -1,0 +1,135 @@
+"""What people hand over as X: checked, and one array [time, channels] for each case.
+
+Arrays are [cases, channels, time], as in aeon and sktime; [cases, time] is one channel; cases of unequal length are a
+list of arrays [channels, time]. Values keep their precision here: they are standardised before it is shortened.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mistrnn.errors import UsageError
+
+Case = NDArray[Any]
+"""[time, channels], float32 or float64."""
+
+SHAPES = "[cases, channels, time], [cases, time] for one channel, or a list of arrays [channels, time]"
+
+
+def is_table(x: Any) -> bool:
+    """Whether X is a table [cases, time] in any form that scikit-learn knows: it then checks it, with its own words."""
+    if isinstance(x, list | tuple):
+        return not (len(x) and all(isinstance(case, np.ndarray | Tensor) for case in x)) and np.ndim(_first(x)) < 2
+    dimensions = getattr(x, "ndim", 2 if hasattr(x, "__array__") else None)
+    return dimensions is not None and dimensions <= 2
+
+
+def _first(x: Sequence[Any]) -> Any:
+    return x[0] if len(x) else 0
+
+
+def as_cases(owner: str, x: Any) -> list[Case]:
+    """Return the cases of X, which is not a table.
+
+    >>> [case.shape for case in as_cases("SequenceClassifier", [np.zeros((2, 7)), np.zeros((2, 4))])]
+    [(7, 2), (4, 2)]
+    """
+    cases = _taken_apart(owner, x)
+    if not cases:
+        raise UsageError(f"{owner}: expected at least one case, got none.")
+    found = [_as_case(owner, number, case) for number, case in enumerate(cases)]
+    counts = [case.shape[1] for case in found]
+    if len(set(counts)) > 1:
+        other = next(number for number, count in enumerate(counts) if count != counts[0])
+        raise UsageError(
+            f"{owner}: expected the same channels in every case, got {counts[0]} in case 0 and {counts[other]} in case "
+            f"{other}. A case is [channels, time]: are the axes the other way round?"
+        )
+    return found
+
+
+def _taken_apart(owner: str, x: Any) -> list[Any]:
+    if isinstance(x, Tensor):
+        x = x.detach().cpu().numpy()
+    if isinstance(x, np.ndarray) and x.ndim == 3:
+        return list(x)
+    if isinstance(x, np.ndarray) and x.ndim == 1 and x.dtype == object:
+        return list(x)
+    if isinstance(x, list | tuple):
+        return list(x)
+    got = f"an array {list(x.shape)}" if hasattr(x, "shape") else type(x).__name__
+    raise UsageError(f"{owner}: expected X to be {SHAPES}, got {got}.")
+
+
+def _as_case(owner: str, number: int, case: Any) -> Case:
+    if isinstance(case, Tensor):
+        case = case.detach().cpu().numpy()
+    try:
+        values = np.asarray(case)
+    except ValueError:  # a list of lists of unequal length
+        values = np.asarray(None)
+    if values.ndim == 1 and values.dtype != object:
+        values = values[None]  # one channel
+    if values.ndim != 2:
+        raise UsageError(
+            f"{owner}: expected case {number} to be [channels, time], or [time] for one channel, got an array "
+            f"{list(values.shape)}."
+        )
+    if values.size == 0:
+        raise UsageError(
+            f"{owner}: expected case {number} to have at least one step and one channel, got {values.shape}."
+        )
+    if values.dtype not in (np.float32, np.float64):
+        if values.dtype.kind == "c":
+            raise UsageError(f"{owner}: expected real numbers, got complex ones in case {number}.")
+        try:
+            values = values.astype(np.float64)
+        except (TypeError, ValueError):
+            raise UsageError(f"{owner}: expected numbers, got {values.dtype} in case {number}.") from None
+    finite = np.isfinite(values)
+    if not finite.all():
+        channel, step = (int(place) for place in np.argwhere(~finite)[0])
+        raise UsageError(
+            f"{owner}: expected finite numbers, got {values[channel, step]} in case {number}, channel {channel}, step {step}. "
+            "Fill gaps (the last value that was seen, or an interpolation) or leave these cases out."
+        )
+    return values.T
+
+
+def statistics(cases: Sequence[Case]) -> tuple[Tensor, Tensor]:
+    """Return mean and deviation of each channel over all steps of all cases; the deviation of a constant channel is 1.
+
+    >>> statistics([np.array([[1.0, 5.0], [3.0, 5.0]])])
+    (tensor([2., 5.], dtype=torch.float64), tensor([1., 1.], dtype=torch.float64))
+    """
+    count = sum(len(case) for case in cases)
+    mean = sum(case.sum(0, dtype=np.float64) for case in cases) / count
+    square = sum(np.square(case - mean).sum(0) for case in cases) / count
+    lowest, highest = (np.array([f(case, 0) for case in cases]) for f in (np.min, np.max))
+    varies = highest.max(0) > lowest.min(0)  # the deviation of a constant may be the rounding of its mean
+    scale = np.where(varies & (square > 0), np.sqrt(square), 1.0)
+    return torch.from_numpy(np.asarray(mean)), torch.from_numpy(scale)
+
+
+def pad(cases: Sequence[Case]) -> tuple[Tensor, Tensor]:
+    """Return some cases as [T, B, C], zero past their ends, and their lengths [B]."""
+    lengths = torch.tensor([len(case) for case in cases])
+    padded = np.zeros((int(lengths.max()), len(cases), cases[0].shape[1]), dtype=np.result_type(*cases))
+    for number, case in enumerate(cases):
+        padded[: len(case), number] = case
+    return torch.from_numpy(padded), lengths
+
+
+def batches(cases: Sequence[Case], most_cases: int, most_frames: int) -> list[NDArray[np.int64]]:
+    """Return which cases to run together: of similar length, and so few that padded they have at most so many frames."""
+    order = np.argsort([-len(case) for case in cases], kind="stable")
+    found, place = [], 0
+    while place < len(order):
+        count = max(1, min(most_cases, most_frames // len(cases[order[place]])))
+        found.append(order[place : place + count])
+        place += count
+    return found

@@ -1,0 +1,47 @@
+"""A fitted estimator that reads one row after another, as they are measured."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+
+from mistrnn.errors import UsageError
+from mistrnn.estimators.network import Network
+
+
+class EstimatorStream:
+    """`stream(row)` for each new row [channels] returns what the estimator would predict if the case ended here.
+
+    Made by the `stream` method of an estimator. Time and memory of a call do not depend on how many came before.
+    """
+
+    def __init__(self, network: Network, spoken: Callable[[torch.Tensor], Any]) -> None:
+        self._network, self._spoken = network, spoken
+        self._layer = network.layer.stream(1)
+        self._fresh = False
+        self.rows = 0
+        """Rows since the case began."""
+
+    @torch.no_grad()
+    def __call__(self, row: ArrayLike) -> Any:
+        """Take a row and return the prediction after it."""
+        network, values = self._network, np.asarray(row, dtype=np.float64)
+        if values.shape != (network.layer.input_size,):
+            raise UsageError(
+                f"expected a row of {network.layer.input_size} numbers, one for each channel, got {list(values.shape)}."
+            )
+        if not np.isfinite(values).all():
+            raise UsageError(f"expected finite numbers, got {values.tolist()}.")
+        like = network.readout.weight
+        step = network.standardised(torch.from_numpy(values).to(like.device)).unsqueeze(0)
+        reset = torch.ones(1, dtype=torch.bool, device=like.device) if self._fresh else None
+        self._fresh = False
+        output = self._layer(step, reset)
+        self.rows += 1
+        return self._spoken(network.readout(output)[0].cpu())
+
+    def reset(self) -> None:
+        """Let a new case begin with the next row."""
+        self._fresh, self.rows = True, 0

@@ -1,0 +1,74 @@
+"""The network of an estimator: standardised inputs, a recurrent layer, a linear readout."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from mistrnn.layers import RecurrentLayer
+from mistrnn.layers._state import State
+from mistrnn.training.model import Model
+
+
+class Network(Model):
+    """Scores for each step [T, B, K], or for each whole sequence [B, K], from what was measured, [T, B, C].
+
+    The inputs are shifted by `mean` and divided by `scale`, both [C], in float64: a signal may be far from zero. The scores
+    of a whole sequence are read at its last step (of the second direction, at its first).
+
+    >>> from mistrnn import MIST
+    >>> network = Network(MIST(2, 8, delays=3), output_size=4, every_step=False)
+    >>> network(torch.randn(9, 3, 2), lengths=torch.tensor([9, 5, 7]))[0].shape
+    torch.Size([3, 4])
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, layer: RecurrentLayer, output_size: int, *, every_step: bool, dropout: float = 0.0) -> None:
+        super().__init__(layer, output_size, every_step=every_step)
+        self.dropout = dropout
+        self.register_buffer("mean", torch.zeros(layer.input_size, dtype=torch.float64))
+        self.register_buffer("scale", torch.ones(layer.input_size, dtype=torch.float64))
+
+    def standardised(self, input: Tensor) -> Tensor:
+        """Return the input as the layer reads it."""
+        return ((input.to(self.mean.dtype) - self.mean) / self.scale).to(self.readout.weight.dtype)
+
+    def forward(  # type: ignore[override]
+        self, input: Tensor, state: State | None = None, *, lengths: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Return the scores and the state to go on from."""
+        output, state = self.layer(self.standardised(input), state, lengths=lengths)
+        if not self.every_step:
+            output = self._at_the_end(output, lengths)
+        return self.readout(F.dropout(output, self.dropout, self.training)), state
+
+    def _at_the_end(self, output: Tensor, lengths: Tensor | None) -> Tensor:
+        if lengths is None:
+            last = output[-1]
+        else:
+            place = (lengths - 1).to(output.device).view(1, -1, 1).expand(1, -1, output.size(-1))
+            last = output.gather(0, place).squeeze(0)
+        if not self.layer.bidirectional:
+            return last
+        hidden = self.layer.hidden_size
+        return torch.cat([last[:, :hidden], output[0, :, hidden:]], dim=-1)
+
+
+def layer_arguments(layer: RecurrentLayer) -> dict[str, Any]:
+    """Return what to give the layer's class, beside sizes, to make another one like it."""
+    names = (
+        "num_layers",
+        "delays",
+        "periods",
+        "bias",
+        "dropout",
+        "bidirectional",
+        "zoneout",
+        "recurrent_dropout",
+        "layer_norm",
+    )
+    found = {name: getattr(layer, name) for name in names if hasattr(layer, name)}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}

@@ -1,0 +1,73 @@
+"""Numbers for each sequence."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import RegressorMixin
+from sklearn.utils import check_array
+from torch import Tensor
+
+from mistrnn.estimators._estimator import SequenceEstimator
+from mistrnn.estimators._fitting import Examples
+from mistrnn.estimators._sequences import Case
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class SequenceRegressor(RegressorMixin, SequenceEstimator):  # type: ignore[misc]
+    """Predicts a number, or several, for each sequence, by least squares on standardised targets.
+
+    The arguments as in `SequenceEstimator`. X is [cases, channels, time], [cases, time] for one channel, or a list of arrays
+    [channels, time]; y is [cases] or [cases, numbers].
+
+    >>> import numpy as np
+    >>> from mistrnn import SequenceRegressor
+    >>> X = np.random.RandomState(0).randn(60, 1, 12)
+    >>> y = X[:, 0, 0]  # what came first
+    >>> model = SequenceRegressor(hidden_size=8, max_epochs=60, random_state=0).fit(X, y)
+    >>> model.score(X, y) > 0.9
+    True
+    """
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def _learn(self, cases: Sequence[Case], y: Any, sample_weight: NDArray[np.float64]) -> Examples:
+        targets = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
+        self._one_number = targets.ndim == 1
+        targets = targets.reshape(len(cases), -1)
+        self.y_mean_ = np.average(targets, axis=0, weights=sample_weight)
+        spread = np.sqrt(np.average((targets - self.y_mean_) ** 2, axis=0, weights=sample_weight))
+        self.y_scale_ = np.where(spread > 0, spread, 1.0)
+        standardised = torch.from_numpy((targets - self.y_mean_) / self.y_scale_).float()
+        return Examples(cases, list(standardised), list(torch.from_numpy(sample_weight).float()))
+
+    def _output_size(self) -> int:
+        return len(self.y_mean_)
+
+    def _loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+        return (scores - targets).square().mean(-1)
+
+    def predict(self, X: Any) -> NDArray[np.float64]:
+        """Return the numbers: [cases] or [cases, numbers], as y was."""
+        return self._spoken(torch.stack(self._scores(X)))
+
+    def _spoken(self, scores: Tensor) -> NDArray[np.float64]:
+        found: NDArray[np.float64] = scores.double().numpy() * self.y_scale_ + self.y_mean_
+        return found[..., 0] if self._one_number else found
+
+    def _learnt(self) -> dict[str, Any]:
+        return {
+            "one_number": self._one_number,
+            "mean": self.y_mean_.tolist(),
+            "scale": self.y_scale_.tolist(),
+        }
+
+    def _set_learnt(self, learnt: dict[str, Any]) -> None:
+        self._one_number = bool(learnt["one_number"])
+        self.y_mean_, self.y_scale_ = (np.array(learnt[name], dtype=np.float64) for name in ("mean", "scale"))

@@ -1,0 +1,242 @@
+"""The training itself: what is learnt, what counts how much, when it ends."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from mistrnn import FrameLabeler, SequenceClassifier, SequenceRegressor, match_parameters
+from mistrnn.estimators import _fitting
+from mistrnn.estimators._fitting import Examples
+from mistrnn.estimators._sequences import as_cases
+from mistrnn.estimators.network import Network
+from tests.estimators.data import early_cue, slopes, unequal
+
+
+def test_the_default_classifier_remembers_what_an_lstm_of_the_same_size_forgets() -> None:
+    x, y = early_cue(300, 300, seed=0)
+    new_x, new_y = early_cue(400, 300, seed=1)
+    mist = SequenceClassifier(random_state=0).fit(x, y)
+    units = match_parameters("lstm", mist.parameter_count(), input_size=1, output_size=2)
+    lstm = SequenceClassifier(layer="lstm", hidden_size=units, random_state=0).fit(x, y)
+    assert 0.97 * mist.parameter_count() <= lstm.parameter_count() <= mist.parameter_count()
+    assert mist.score(new_x, new_y) > 0.95
+    assert mist.score(new_x, new_y) > lstm.score(new_x, new_y) + 0.2
+
+
+@pytest.mark.parametrize(("steps", "delays"), [(3, 3), (100, 5), (784, 8), (1460, 9), (10**6, 12)])
+def test_delays_reach_a_quarter_of_the_longest_case(steps: int, delays: int) -> None:
+    model = SequenceClassifier(hidden_size=2)
+    model.n_channels_, model.classes_ = 1, np.arange(2)
+    network = model._new_network([np.broadcast_to(np.float32(0), (steps, 1))])
+    assert network.layer.delays == tuple(2**k for k in range(delays))
+
+
+def test_validation_stops_the_training_and_the_best_is_kept() -> None:
+    random = np.random.RandomState(0)
+    x, y = random.randn(200, 1, 10), random.randint(2, size=200)  # nothing to learn
+    model = SequenceClassifier(hidden_size=16, max_epochs=100, patience=3, early_stopping=True, random_state=0).fit(x, y)
+    losses = [epoch["validation_loss"] for epoch in model.history_]
+    assert model.n_epochs_ == model.best_epoch_ + 3 < 100
+    assert losses[model.best_epoch_ - 1] == min(losses)
+
+
+def test_the_best_parameters_are_those_of_the_best_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+    measured = _fitting.mean_loss
+
+    def remember(network: Network, *rest: Any) -> float:
+        seen.append(copy.deepcopy(network.state_dict()))
+        return measured(network, *rest)
+
+    monkeypatch.setattr(_fitting, "mean_loss", remember)
+    random = np.random.RandomState(0)
+    x, y = random.randn(200, 1, 10), random.randint(2, size=200)
+    model = SequenceClassifier(hidden_size=16, max_epochs=12, patience=12, early_stopping=True, random_state=0).fit(x, y)
+    assert model.best_epoch_ < 12
+    for name, value in model.network_.state_dict().items():
+        assert torch.equal(value, seen[model.best_epoch_ - 1][name])
+
+
+def test_early_stopping_by_itself_needs_enough_cases() -> None:
+    few, many = slopes(40), slopes(200)
+    assert SequenceClassifier(hidden_size=4, max_epochs=1).fit(*few).history_[0]["validation_loss"] is None
+    assert SequenceClassifier(hidden_size=4, max_epochs=1).fit(*many).history_[0]["validation_loss"] is not None
+    never = SequenceClassifier(hidden_size=4, max_epochs=1, early_stopping=False)
+    assert never.fit(*many).history_[0]["validation_loss"] is None
+    with pytest.raises(ValueError, match="expected cases to train and to validate on, because early_stopping=True"):
+        SequenceClassifier(early_stopping=True).fit(few[0][:2], few[1][:2])
+
+
+def test_a_group_is_never_trained_and_validated_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = slopes(100)
+    people = np.arange(100) // 10
+    x[:, 0, 0] = people  # so that a case tells whose it is
+    parts: list[Examples] = []
+    monkeypatch.setattr(_fitting, "train", lambda network, learnt, held, *rest: parts.extend([learnt, held]) or [_END])
+    SequenceClassifier(hidden_size=4, early_stopping=True).fit(x, y, groups=people)
+    learnt, held = ({case[0, 0] for case in part.cases} for part in parts)
+    assert learnt
+    assert held
+    assert not learnt & held
+    with pytest.raises(ValueError, match="expected at least 2 groups for early stopping"):
+        SequenceClassifier(early_stopping=True).fit(x, y, groups=["me"] * 100)
+
+
+_END = _fitting.Epoch(1, 1, 0.1, 0.0, None, 1)
+
+
+def test_validation_holds_every_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, _ = slopes(100)
+    parts: list[Examples] = []
+    monkeypatch.setattr(_fitting, "train", lambda network, learnt, held, *rest: parts.extend([learnt, held]) or [_END])
+    SequenceClassifier(hidden_size=4, early_stopping=True, random_state=0).fit(x, np.arange(100) // 20)
+    assert sorted(int(target) for target in parts[1].targets) == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3
+
+
+def test_a_case_of_weight_zero_is_as_good_as_absent() -> None:
+    x, y = slopes(40)
+    wrong = np.concatenate([y, np.where(y[:10] == "up", "down", "up")])
+    weight = np.r_[np.ones(40), np.zeros(10)]
+    model = SequenceClassifier(hidden_size=6, max_epochs=5, random_state=0)
+    with_them = model.fit(np.concatenate([x, x[:10]]), wrong, sample_weight=weight).predict_proba(x)
+    np.testing.assert_array_equal(with_them, model.fit(x, y, sample_weight=np.full(40, 3.0)).predict_proba(x))
+    with pytest.raises(ValueError, match="at least one non-zero number"):
+        model.fit(x, y, sample_weight=np.zeros(40))
+
+
+def test_weights_move_what_is_predicted() -> None:
+    x = np.random.RandomState(0).randn(90, 1, 4)
+    y = np.r_[np.zeros(60), np.ones(30)].astype(int)  # nothing in x tells
+    model = SequenceClassifier(hidden_size=2, max_epochs=60, learning_rate=5e-3, random_state=0)
+
+    def share_of_ones(model: SequenceClassifier, **weights: Any) -> float:
+        return float(model.fit(x, y, **weights).predict_proba(x)[:, 1].mean())
+
+    plain = share_of_ones(model)
+    assert plain == pytest.approx(1 / 3, abs=0.05)
+    by_case = share_of_ones(model, sample_weight=np.where(y, 2.0, 1.0))
+    assert by_case == pytest.approx(1 / 2, abs=0.05)
+    assert share_of_ones(model.set_params(class_weight="balanced")) == pytest.approx(by_case, abs=1e-4)
+    assert share_of_ones(model.set_params(class_weight={0: 1.0, 1: 8.0})) == pytest.approx(0.8, abs=0.05)
+    with pytest.raises(ValueError, match=r"expected the classes of class_weight to be in y, got \[7\]; y holds \[0, 1\]"):
+        model.set_params(class_weight={7: 1.0}).fit(x, y)
+    with pytest.raises(ValueError, match='expected class_weight to be a dict, "balanced" or None'):
+        model.set_params(class_weight="fair").fit(x, y)
+
+
+def test_steps_without_a_label_are_read_and_not_learnt() -> None:
+    x = np.random.RandomState(0).randn(30, 1, 40)
+    truth = np.where(x[:, 0] > 0, "high", "low")
+    gaps = truth.astype(object)
+    gaps[:, ::3], gaps[:, 1::3] = None, np.nan
+    model = FrameLabeler(hidden_size=8, max_epochs=60, random_state=0).fit(x, gaps)
+    assert model.classes_.tolist() == ["high", "low"]
+    assert model.score(x, truth) > 0.95
+    named = np.where(np.arange(40) % 3, truth, "?")
+    again = FrameLabeler(hidden_size=8, max_epochs=60, unlabeled="?", random_state=0).fit(x, named)
+    assert again.classes_.tolist() == ["high", "low"]
+    assert again.score(x, named) > 0.95  # of the labelled steps
+    with pytest.raises(ValueError, match="expected labels to compare with, got none"):
+        again.score(x, np.full((30, 40), "?"))
+
+
+def test_unlabelled_steps_do_not_move_a_labeler() -> None:
+    x = np.random.RandomState(0).randn(30, 1, 40)
+    labels = np.where(x[:, 0] > 0, 1.0, 0.0)
+    labels[:, 20:] = np.nan  # nothing after the half: what stands there must not matter
+    other = x.copy()
+    other[:, :, 20:] = 5.0
+    model = FrameLabeler(hidden_size=8, max_epochs=3, standardize=False, random_state=0)
+    first = copy.deepcopy(model.fit(x, labels).network_.state_dict())
+    for name, value in model.fit(other, labels).network_.state_dict().items():
+        torch.testing.assert_close(value, first[name])
+
+
+def test_long_recordings_are_learnt_in_pieces_and_labelled_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.random.RandomState(0).randn(3, 1, 500)
+    y = np.where(x[:, 0] > 0, 1, 0)
+    lengths: list[int] = []
+    drawn = _fitting._minibatches
+
+    def remember(*given: Any) -> Any:
+        for examples in drawn(*given):
+            lengths.extend(len(case) for case in examples.cases)
+            yield examples
+
+    monkeypatch.setattr(_fitting, "_minibatches", remember)
+    model = FrameLabeler(hidden_size=8, max_epochs=30, piece_length=60, early_stopping=False, random_state=0).fit(x, y)
+    assert max(lengths) == 60
+    assert sum(lengths) == 30 * 1500  # every step once in an epoch
+    assert len(set(lengths)) > 20  # cut elsewhere each time
+    assert model.predict(x).shape == (3, 500)
+    assert model.score(x, y) > 0.95
+
+
+def test_several_numbers_are_predicted_in_their_own_units() -> None:
+    x = np.random.RandomState(0).randn(80, 1, 6)
+    y = np.stack([1000 + 100 * x[:, 0, 0], 1e-6 * x[:, 0, -1]], 1)
+    model = SequenceRegressor(hidden_size=16, max_epochs=150, random_state=0).fit(x, y)
+    assert model.predict(x).shape == (80, 2)
+    assert model.score(x, y) > 0.9
+    constant = SequenceRegressor(hidden_size=4, max_epochs=100, random_state=0).fit(x, np.full(80, 7.0))
+    np.testing.assert_allclose(constant.predict(x), 7.0, atol=0.2)
+
+
+def test_two_directions_and_unequal_lengths_are_learnt() -> None:
+    x, y = slopes()
+    model = SequenceClassifier(hidden_size=6, max_epochs=60, layer_options={"bidirectional": True}, random_state=0)
+    assert model.fit(unequal(x, shortest=8), y).score(unequal(x, shortest=8), y) > 0.9
+    cases = unequal(x)
+    alone = np.concatenate([model.predict_proba([case]) for case in cases])
+    np.testing.assert_allclose(model.predict_proba(cases), alone, atol=1e-5)  # padding is not read from either side
+
+
+def test_training_that_diverges_says_so() -> None:
+    x, y = slopes()
+    with pytest.raises(ValueError, match=r"the training diverged in epoch 1, .*: try a lower learning_rate than 1e\+30"):
+        SequenceRegressor(hidden_size=4, learning_rate=1e30, layer="rnn", weight_decay=0.0).fit(x, x[:, 0, 0])
+
+
+def test_a_gradient_that_overflows_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    norms = iter([torch.tensor(torch.inf), torch.tensor(1.0)] * 50)
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: next(norms))
+    model = SequenceClassifier(hidden_size=4, max_epochs=1, batch_size=20).fit(*slopes(40))
+    assert model.history_[0]["overflows"] == 1
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(torch.nan))
+    with pytest.raises(ValueError, match="every gradient overflowed"):
+        SequenceClassifier(hidden_size=4, max_epochs=1).fit(*slopes(40))
+
+
+def test_the_losses_are_weighted_means_over_all_targets() -> None:
+    x, y = slopes(20)
+    model = SequenceClassifier(hidden_size=4, max_epochs=1, random_state=0).fit(x, y)
+    weights = torch.rand(20) + 0.5
+    targets = torch.from_numpy(np.searchsorted(model.classes_, y))
+    examples = Examples(as_cases("test", unequal(x)), list(targets), list(weights))
+    chances = model.predict_proba(unequal(x))[np.arange(20), targets]
+    expected = (-np.log(chances) * weights.numpy()).sum() / weights.sum()
+    assert _fitting.mean_loss(model.network_, examples, model._loss) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_progress_is_shown_and_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    SequenceClassifier(hidden_size=4, max_epochs=3, verbose=True, log_dir=tmp_path / "log").fit(*slopes(200))
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "epoch 3 of 3: train loss" in shown.err
+    log = EventAccumulator(str(tmp_path / "log"))
+    log.Reload()
+    assert set(log.Tags()["scalars"]) == {"loss/train", "loss/validation", "learning_rate"}
+    assert [event.step for event in log.Scalars("loss/train")] == [1, 2, 3]
+
+
+def test_whoever_follows_can_end_the_training() -> None:
+    x, y = slopes(200)
+    model = SequenceClassifier(hidden_size=4, max_epochs=50, random_state=0)
+    model._fit(x, y, None, None, report=lambda epoch: epoch.epoch == 2)
+    assert model.n_epochs_ == 2
+    assert model.predict(x).shape == (200,)

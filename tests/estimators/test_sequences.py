@@ -1,0 +1,139 @@
+"""What is said about X that is not as it should be, and what is done about it."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mistrnn import FrameLabeler, SequenceClassifier, SequenceRegressor
+from mistrnn.estimators._sequences import as_cases, batches, pad, statistics
+from tests.estimators.data import slopes, unequal
+
+X, Y = slopes()
+MODEL = SequenceClassifier(hidden_size=4, max_epochs=1, random_state=0)
+
+
+def with_value(value: float) -> Any:
+    x = X.copy()
+    x[3, 1, 7] = value
+    return x
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (with_value(np.nan), "expected finite numbers, got nan in case 3, channel 1, step 7. Fill gaps"),
+        (list(with_value(np.inf)), "expected finite numbers, got inf in case 3, channel 1, step 7"),
+        ([*X[:39], X[0, :1]], "expected the same channels in every case, got 2 in case 0 and 1 in case 39"),
+        ([*X[:39], X[0].T], "are the axes the other way round?"),
+        ([*X[:39], np.empty((2, 0))], "expected case 39 to have at least one step"),
+        ([*X[:39], np.empty((0, 7))], "at least one step and one channel"),
+        ([*X[:39], np.zeros((2, 3, 4))], r"expected case 39 to be [channels, time], or [time] for one channel"),
+        ([*X[:39], np.array([["a", "b"], ["c", "d"]])], "expected numbers, got <U1 in case 39"),
+        (X + 1j, "expected real numbers, got complex ones in case 0"),
+        (np.zeros((2, 3, 4, 5)), r"expected X to be [cases, channels, time]"),
+        (iter(X), "expected X to be"),
+        (np.zeros((0, 2, 15)), "expected at least one case, got none"),
+    ],
+)
+def test_x_that_cannot_be_used_is_refused_with_its_place(x: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        SequenceClassifier().fit(x, Y)
+
+
+def test_as_many_labels_as_cases_are_expected() -> None:
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        MODEL.fit(X, Y[:-1])
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        MODEL.fit(X, Y, groups=[1, 2])
+    with pytest.raises(ValueError, match="requires y to be passed"):
+        MODEL.fit(X, None)
+
+
+def test_one_class_alone_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected at least 2 classes.*got one class: \['up'\]"):
+        MODEL.fit(X, ["up"] * 40)
+    with pytest.raises(ValueError, match="expected at least 2 classes"):
+        FrameLabeler().fit(X, np.zeros((40, 15), dtype=int))
+
+
+def test_labels_of_steps_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected 15 labels for case 0, one for each step"):
+        FrameLabeler().fit(X, np.zeros((40, 14), dtype=int))
+    with pytest.raises(ValueError, match="every step of every case is unlabelled"):
+        FrameLabeler().fit(X, np.full((40, 15), np.nan))
+    with pytest.raises(ValueError, match=r"expected classes as labels, got numbers such as 0\.5"):
+        FrameLabeler().fit(X, np.full((40, 15), 0.5))
+    mixed = np.array([["a", 1] * 7 + ["a"]] * 40, dtype=object)
+    with pytest.raises(ValueError, match="expected labels of one type, got int and str"):
+        FrameLabeler().fit(X, mixed)
+    with pytest.raises(ValueError, match="expected piece_length to be a whole number"):
+        FrameLabeler(piece_length=0).fit(X, np.zeros((40, 15)))
+
+
+def test_another_number_of_channels_is_refused_in_predict() -> None:
+    model = MODEL.fit(X, Y)
+    with pytest.raises(ValueError, match="expected 2 channels, because it was fitted on as many, got 1"):
+        model.predict(X[:, :1])
+    with pytest.raises(ValueError, match="expected 2 channels"):
+        model.predict(X[:, 0])
+
+
+def test_a_table_after_cases_of_one_channel_may_have_any_length() -> None:
+    model = SequenceClassifier(hidden_size=4, max_epochs=1).fit(X[:, :1], Y)
+    np.testing.assert_array_equal(model.predict(X[:, 0, :7]), model.predict(X[:, :1, :7]))
+
+
+def test_a_constant_channel_is_only_shifted() -> None:
+    x = np.concatenate([X, np.full((40, 1, 15), 1e6)], axis=1)
+    model = SequenceClassifier(hidden_size=8, max_epochs=30, random_state=0).fit(x, Y)
+    assert model.network_.scale[2] == 1
+    assert model.network_.mean[2] == 1e6
+    assert model.score(x, Y) == 1
+
+
+def test_channels_far_from_zero_keep_their_precision() -> None:
+    far = X * 1e-3 + 1.7e9  # a float32 cannot tell these apart
+    model = SequenceClassifier(hidden_size=8, max_epochs=30, random_state=0).fit(far, Y)
+    assert model.score(far, Y) == 1
+    live = model.stream()
+    assert [live(row).label for row in far[0].T][-1] == Y[0]
+
+
+def test_standardisation_can_be_left_out() -> None:
+    model = SequenceClassifier(hidden_size=4, max_epochs=1, standardize=False).fit(X, Y)
+    assert model.network_.mean.tolist() == [0, 0]
+    assert model.network_.scale.tolist() == [1, 1]
+
+
+def test_statistics_are_those_of_all_steps_together() -> None:
+    cases = as_cases("test", unequal(X))
+    together = np.concatenate(cases)
+    mean, scale = statistics(cases)
+    torch.testing.assert_close(mean, torch.from_numpy(together.mean(0)))
+    torch.testing.assert_close(scale, torch.from_numpy(together.std(0)))
+
+
+def test_what_is_standardised_is_learnt_from_what_is_trained_on_alone() -> None:
+    x = np.concatenate([X] * 4)
+    model = SequenceClassifier(hidden_size=4, max_epochs=1, early_stopping=True, random_state=0).fit(x, list(Y) * 4)
+    assert not np.allclose(model.network_.mean.numpy(), x.mean((0, 2)), atol=1e-12)
+
+
+def test_batches_hold_every_case_once_and_stay_small() -> None:
+    cases = [np.zeros((length, 1)) for length in (3, 50, 7, 7, 21, 1)]
+    found = batches(cases, most_cases=3, most_frames=60)
+    assert sorted(np.concatenate(found).tolist()) == list(range(6))
+    assert all(len(chosen) <= 3 for chosen in found)
+    assert all(len(chosen) * max(len(cases[k]) for k in chosen) <= 60 for chosen in found)
+    padded, lengths = pad([cases[k] for k in found[-1]])
+    assert list(padded.shape) == [int(lengths.max()), len(found[-1]), 1]
+
+
+def test_targets_of_a_regression_must_be_finite_numbers() -> None:
+    with pytest.raises(ValueError, match="y contains NaN"):
+        SequenceRegressor().fit(X, [np.nan] * 40)
+    with pytest.raises(ValueError, match="could not convert string to float"):
+        SequenceRegressor().fit(X, Y)
