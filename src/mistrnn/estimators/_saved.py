@@ -17,6 +17,7 @@ Whatever changes here gets a new version, and old versions are still read.
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -101,7 +102,8 @@ def load(folder: str | PathLike[str], **hub: Any) -> "SequenceEstimator":
     except UsageError:
         raise
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, safetensors.SafetensorError) as error:
-        raise UsageError(f"{path}: this model cannot be rebuilt ({error}).") from error
+        reason = " ".join(str(error).split())[:300]
+        raise UsageError(f"{path}: this model cannot be rebuilt ({type(error).__name__}: {reason}).") from error
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -220,8 +222,6 @@ def _from_hub(name: str, **hub: Any) -> Path:
 
 def push(estimator: "SequenceEstimator", name: str, *, private: bool = False, token: str | None = None) -> str:
     """Save an estimator on the Hugging Face hub and return its address."""
-    import tempfile
-
     hub_api = _hub("saving on the Hugging Face hub")
     with tempfile.TemporaryDirectory() as folder:
         save(estimator, folder)
@@ -248,6 +248,7 @@ def _card(estimator: "SequenceEstimator", name: str) -> str:
 def _hub(purpose: str) -> Any:
     try:
         import huggingface_hub
+        import huggingface_hub.constants
         import huggingface_hub.errors
     except ImportError as error:
         raise UsageError(f"{purpose} needs its package: pip install 'mistrnn[hub]'.") from error

@@ -10,7 +10,6 @@ import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils import assert_all_finite, column_or_1d
-from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -72,7 +71,7 @@ class SequenceClassifier(ClassifierMixin, SequenceEstimator):  # type: ignore[mi
                 f"{self._name}: expected at least 2 classes, because one alone leaves nothing to learn, got one class: "
                 f"{self.classes_.tolist()}."
             )
-        weight = sample_weight * class_weights(self._name, self.class_weight, self.classes_, y)[targets]
+        weight = sample_weight * class_weights(self._name, self.class_weight, self.classes_, targets)[targets]
         return Examples(cases, list(torch.from_numpy(targets)), list(torch.from_numpy(weight).float()))
 
     def _strata(self, examples: Examples) -> NDArray[Any]:
@@ -128,15 +127,17 @@ def spoken(scores: Tensor, classes: NDArray[Any]) -> Spoken:
     return Spoken(classes[best], float(probabilities[best]), probabilities)
 
 
-def class_weights(owner: str, class_weight: ClassWeight, classes: NDArray[Any], y: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the weight of each class."""
-    if isinstance(class_weight, Mapping):
-        unknown = [label for label in class_weight if label not in classes.tolist()]
-        if unknown:
-            raise UsageError(
-                f"{owner}: expected the classes of class_weight to be in y, got {unknown}; y holds {classes.tolist()}."
-            )
-    elif class_weight not in (None, "balanced"):
+def class_weights(
+    owner: str, class_weight: ClassWeight, classes: NDArray[Any], targets: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return the weight of each class; a class that a dict does not name has weight 1."""
+    if class_weight is None:
+        return np.ones(len(classes))
+    if isinstance(class_weight, str) and class_weight == "balanced":
+        return len(targets) / (len(classes) * np.bincount(targets, minlength=len(classes)))
+    if not isinstance(class_weight, Mapping):
         raise UsageError(f'{owner}: expected class_weight to be a dict, "balanced" or None, got {class_weight!r}.')
-    found: NDArray[np.float64] = compute_class_weight(class_weight, classes=classes, y=y)
-    return found
+    known = classes.tolist()
+    if unknown := [label for label in class_weight if label not in known]:
+        raise UsageError(f"{owner}: expected the classes of class_weight to be in y, got {unknown}; y holds {known}.")
+    return np.array([float(class_weight.get(label, 1.0)) for label in known])

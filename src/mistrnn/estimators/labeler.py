@@ -76,7 +76,7 @@ class FrameLabeler(SequenceEstimator):
                 f"{self._name}: expected at least 2 classes, because one alone leaves nothing to learn, got one class: "
                 f"{self.classes_.tolist()}."
             )
-        of_class = class_weights(self._name, self.class_weight, self.classes_, together)
+        of_class = class_weights(self._name, self.class_weight, self.classes_, encoded)
         targets, weights, place = [], [], 0
         for mask, weight in zip(there, sample_weight, strict=True):
             target, count = np.zeros(len(mask), dtype=np.int64), int(mask.sum())
