@@ -1,5 +1,6 @@
 """Recurrent layers with direct connections from the distant past, for PyTorch."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mistrnn.layers import GRU, LSTM, MIST, NARX, RNN, Clockwork, match_parameters
@@ -31,7 +32,7 @@ def __getattr__(name: str) -> Any:
     if name not in _ESTIMATORS:
         raise AttributeError(f"module 'mistrnn' has no attribute {name!r}")
     try:
-        from mistrnn import estimators
+        estimators = import_module("mistrnn.estimators")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("mistrnn"):
             raise

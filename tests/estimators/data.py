@@ -21,7 +21,7 @@ def unequal(x: Any, shortest: int = 5) -> list[Any]:
 
 
 def early_cue(cases: int, steps: int, seed: int) -> Arrays:
-    """Noise [cases, 1, steps] that is a little higher or lower in its first 10 steps: the class, to be remembered to the end."""
+    """Noise [cases, 1, steps], a little higher or lower in its first 10 steps: the class, to be remembered to the end."""
     random = np.random.RandomState(seed)
     x, y = random.randn(cases, 1, steps) / 2, np.arange(cases) % 2
     x[:, 0, :10] += np.where(y, 1.0, -1.0)[:, None]

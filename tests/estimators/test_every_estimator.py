@@ -128,7 +128,9 @@ def test_a_stream_says_what_predict_says(kind: type, layer: str) -> None:
             np.testing.assert_allclose(np.stack([one.probabilities for one in said]), over_time, atol=1e-5)
         else:
             assert [one.label for one in said] == model.predict([case])[0].tolist()
-            np.testing.assert_allclose([one.probability for one in said], model.predict_proba([case])[0].max(-1), atol=1e-5)
+            np.testing.assert_allclose(
+                [one.probability for one in said], model.predict_proba([case])[0].max(-1), atol=1e-5
+            )
 
 
 def test_a_stream_refuses_rows_that_do_not_fit() -> None:
@@ -156,7 +158,9 @@ def test_cross_validation_grid_search_and_pipelines_work() -> None:
     model = SequenceClassifier(hidden_size=8, max_epochs=10, random_state=0)
     assert cross_val_score(model, x, y, cv=2).min() > 0.8
     assert cross_val_score(model, unequal(x, shortest=11), y, cv=2).min() > 0.8
-    search = GridSearchCV(model, {"layer": ["mist", LSTM], "layer_options": [None, {"layer_norm": True}]}, cv=2).fit(x, y)
+    search = GridSearchCV(model, {"layer": ["mist", LSTM], "layer_options": [None, {"layer_norm": True}]}, cv=2).fit(
+        x, y
+    )
     assert search.best_score_ > 0.8
     differences = make_pipeline(FunctionTransformer(np.diff), model).fit(x, y)
     assert differences.score(x, y) > 0.8

@@ -39,7 +39,9 @@ def test_delays_reach_a_quarter_of_the_longest_case(steps: int, delays: int) -> 
 def test_validation_stops_the_training_and_the_best_is_kept() -> None:
     random = np.random.RandomState(0)
     x, y = random.randn(200, 1, 10), random.randint(2, size=200)  # nothing to learn
-    model = SequenceClassifier(hidden_size=16, max_epochs=100, patience=3, early_stopping=True, random_state=0).fit(x, y)
+    model = SequenceClassifier(hidden_size=16, max_epochs=100, patience=3, early_stopping=True, random_state=0).fit(
+        x, y
+    )
     losses = [epoch["validation_loss"] for epoch in model.history_]
     assert model.n_epochs_ == model.best_epoch_ + 3 < 100
     assert losses[model.best_epoch_ - 1] == min(losses)
@@ -56,7 +58,9 @@ def test_the_best_parameters_are_those_of_the_best_epoch(monkeypatch: pytest.Mon
     monkeypatch.setattr(_fitting, "mean_loss", remember)
     random = np.random.RandomState(0)
     x, y = random.randn(200, 1, 10), random.randint(2, size=200)
-    model = SequenceClassifier(hidden_size=16, max_epochs=12, patience=12, early_stopping=True, random_state=0).fit(x, y)
+    model = SequenceClassifier(
+        hidden_size=16, max_epochs=12, learning_rate=0.02, patience=12, early_stopping=True, random_state=0
+    ).fit(x, y)
     assert model.best_epoch_ < 12
     for name, value in model.network_.state_dict().items():
         assert torch.equal(value, seen[model.best_epoch_ - 1][name])
@@ -123,7 +127,9 @@ def test_weights_move_what_is_predicted() -> None:
     assert by_case == pytest.approx(1 / 2, abs=0.05)
     assert share_of_ones(model.set_params(class_weight="balanced")) == pytest.approx(by_case, abs=1e-4)
     assert share_of_ones(model.set_params(class_weight={0: 1.0, 1: 8.0})) == pytest.approx(0.8, abs=0.05)
-    with pytest.raises(ValueError, match=r"expected the classes of class_weight to be in y, got \[7\]; y holds \[0, 1\]"):
+    with pytest.raises(
+        ValueError, match=r"expected the classes of class_weight to be in y, got \[7\]; y holds \[0, 1\]"
+    ):
         model.set_params(class_weight={7: 1.0}).fit(x, y)
     with pytest.raises(ValueError, match='expected class_weight to be a dict, "balanced" or None'):
         model.set_params(class_weight="fair").fit(x, y)
@@ -136,11 +142,11 @@ def test_steps_without_a_label_are_read_and_not_learnt() -> None:
     gaps[:, ::3], gaps[:, 1::3] = None, np.nan
     model = FrameLabeler(hidden_size=8, max_epochs=60, random_state=0).fit(x, gaps)
     assert model.classes_.tolist() == ["high", "low"]
-    assert model.score(x, truth) > 0.95
+    assert model.score(x, truth) > 0.9
     named = np.where(np.arange(40) % 3, truth, "?")
     again = FrameLabeler(hidden_size=8, max_epochs=60, unlabeled="?", random_state=0).fit(x, named)
     assert again.classes_.tolist() == ["high", "low"]
-    assert again.score(x, named) > 0.95  # of the labelled steps
+    assert again.score(x, named) > 0.9  # of the labelled steps
     with pytest.raises(ValueError, match="expected labels to compare with, got none"):
         again.score(x, np.full((30, 40), "?"))
 
@@ -197,9 +203,10 @@ def test_two_directions_and_unequal_lengths_are_learnt() -> None:
 
 
 def test_training_that_diverges_says_so() -> None:
-    x, y = slopes()
-    with pytest.raises(ValueError, match=r"the training diverged in epoch 1, .*: try a lower learning_rate than 1e\+30"):
-        SequenceRegressor(hidden_size=4, learning_rate=1e30, layer="rnn", weight_decay=0.0).fit(x, x[:, 0, 0])
+    x, _ = slopes()
+    message = r"diverged in epoch 11, \d of 2 gradients were not finite: try a lower learning_rate than 1e\+30"
+    with pytest.raises(ValueError, match=message):
+        SequenceRegressor(hidden_size=4, learning_rate=1e30, layer="rnn").fit(x, x[:, 0, 0])
 
 
 def test_a_gradient_that_overflows_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,9 +214,24 @@ def test_a_gradient_that_overflows_is_passed_over(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: next(norms))
     model = SequenceClassifier(hidden_size=4, max_epochs=1, batch_size=20).fit(*slopes(40))
     assert model.history_[0]["overflows"] == 1
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(torch.nan))
-    with pytest.raises(ValueError, match="every gradient overflowed"):
-        SequenceClassifier(hidden_size=4, max_epochs=1).fit(*slopes(40))
+
+
+def test_an_epoch_that_overflows_is_undone_at_half_the_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    norms = iter([torch.tensor(1.0)] * 4 + [torch.tensor(torch.nan)] * 2 + [torch.tensor(1.0)] * 50)
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: next(norms))
+    x, y = slopes(40)
+    model = SequenceClassifier(hidden_size=4, max_epochs=6, batch_size=20, random_state=0).fit(x, y)
+    rates = [epoch["learning_rate"] for epoch in model.history_]
+    assert [epoch["overflows"] for epoch in model.history_] == [0, 0, 2, 0, 0, 0]
+    assert rates[3] == pytest.approx(3e-3 * 0.5 / 2)  # half of the cosine in the middle
+    assert model.score(x, y) > 0.5
+
+
+def test_without_validation_the_epoch_of_the_lowest_training_loss_is_kept() -> None:
+    x, y = slopes()
+    model = SequenceClassifier(hidden_size=4, max_epochs=12, learning_rate=0.5, random_state=0).fit(x, y)
+    losses = [epoch["train_loss"] for epoch in model.history_]
+    assert model.best_epoch_ == 1 + int(np.argmin(losses))
 
 
 def test_the_losses_are_weighted_means_over_all_targets() -> None:

@@ -45,11 +45,20 @@ def test_a_loaded_model_predicts_the_same(kind: type, layer: str, tmp_path: Path
 
 @pytest.mark.parametrize(
     "labels",
-    [[1, 2], ["01", "1"], [1.0, 2.0], [False, True], np.array([7, 9], dtype=np.uint8), np.array(["é", "ß"], dtype=object)],
+    [
+        [1, 2],
+        ["01", "1"],
+        [1.0, 2.0],
+        [False, True],
+        np.array([7, 9], dtype=np.uint8),
+        np.array(["é", "ß"], dtype=object),
+    ],
 )
 def test_labels_stay_what_they_are(labels: Any, tmp_path: Path) -> None:
     y = np.asarray(labels)[np.arange(40) % 2]
-    model = SequenceClassifier(hidden_size=4, max_epochs=1, class_weight=dict.fromkeys(np.asarray(labels).tolist(), 1.5))
+    model = SequenceClassifier(
+        hidden_size=4, max_epochs=1, class_weight=dict.fromkeys(np.asarray(labels).tolist(), 1.5)
+    )
     model.fit(X, y).save_pretrained(tmp_path)
     loaded = SequenceClassifier.from_pretrained(tmp_path)
     assert loaded.classes_.tolist() == model.classes_.tolist()
@@ -72,7 +81,7 @@ def test_parameters_of_all_sorts_are_kept_and_odd_ones_are_named(tmp_path: Path)
     class Mine(MIST):
         pass
 
-    with pytest.raises(ValueError, match="expected one of mistrnn's own layers to save, .*, got Mine"):
+    with pytest.raises(ValueError, match=r"expected one of mistrnn's own layers to save, .*, got Mine"):
         new(SequenceClassifier, layer=Mine).save_pretrained(tmp_path / "d")
 
 
@@ -121,7 +130,7 @@ def test_a_truncated_or_changed_file_is_refused(model_folder: Path) -> None:
     SequenceClassifier.from_pretrained(model_folder)
     text = config.read_text()
     config.write_text(text[:-20])
-    with pytest.raises(ValueError, match="not readable as JSON .* truncated"):
+    with pytest.raises(ValueError, match=r"not readable as JSON .* truncated"):
         SequenceClassifier.from_pretrained(model_folder)
     config.write_text(text.replace('"down"', '"done"'))
     with pytest.raises(ValueError, match="changed since it was saved, its digest does not match"):
@@ -133,7 +142,9 @@ def test_a_truncated_or_changed_file_is_refused(model_folder: Path) -> None:
 
 def test_a_file_of_the_future_or_of_somebody_else_is_refused(model_folder: Path) -> None:
     rewrite(model_folder, version=2, mistrnn="7.0.0")
-    with pytest.raises(ValueError, match=r"written by mistrnn 7\.0\.0 in version 2 of the format, .* pip install --upgrade"):
+    with pytest.raises(
+        ValueError, match=r"written by mistrnn 7\.0\.0 in version 2 of the format, .* pip install --upgrade"
+    ):
         SequenceClassifier.from_pretrained(model_folder)
     rewrite(model_folder, version="one")
     with pytest.raises(ValueError, match="in version one of the format"):
@@ -165,7 +176,7 @@ def test_a_signed_file_that_makes_no_sense_is_refused(model_folder: Path, change
 def test_sizes_that_the_weights_do_not_have_are_refused_without_memory_for_them(model_folder: Path) -> None:
     layer = json.loads((model_folder / "config.json").read_text())["layer"]
     rewrite(model_folder, layer={**layer, "hidden_size": 10**7})
-    with pytest.raises(ValueError, match="this model cannot be rebuilt .*size mismatch"):
+    with pytest.raises(ValueError, match=r"this model cannot be rebuilt .*size mismatch"):
         SequenceClassifier.from_pretrained(model_folder)
 
 
@@ -201,15 +212,18 @@ class Hub(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         pass
 
-    def do_HEAD(self) -> None:  # noqa: N802
+    def do_HEAD(self) -> None:
         self.do_GET()
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         path = self.path.split("?")[0]
         if path.startswith("/api/models/me/slopes"):
             names = sorted(os.listdir(self.folder))
             about = {"id": "me/slopes", "sha": self.commit, "siblings": [{"rfilename": name} for name in names]}
-            tree = [{"type": "file", "path": name, "oid": "0", "size": (self.folder / name).stat().st_size} for name in names]
+            tree = [
+                {"type": "file", "path": name, "oid": "0", "size": (self.folder / name).stat().st_size}
+                for name in names
+            ]
             self._answer(json.dumps(tree if "/tree/" in path else about).encode(), "application/json")
         elif path.startswith("/me/slopes/resolve/"):
             self._answer((self.folder / path.split("/")[-1]).read_bytes(), "application/octet-stream")
@@ -280,7 +294,7 @@ def test_a_model_goes_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("no network\nwith details")
 
     monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", refuse)
-    with pytest.raises(ValueError, match="me/slopes: the Hugging Face hub did not take it: no network$"):
+    with pytest.raises(ValueError, match=r"me/slopes: the Hugging Face hub did not take it: no network$"):
         new(SequenceClassifier).push_to_hub("me/slopes")
 
 

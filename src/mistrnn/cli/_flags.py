@@ -41,6 +41,7 @@ GradientsEvery = Annotated[
 GroupSize = Annotated[
     int | None, typer.Option("--group-size", help="Trials at once (default: as many as memory holds).")
 ]
+Tensorboard = Annotated[Path | None, typer.Option("--tensorboard", help="Log the curves here, for TensorBoard.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what is in the folder and start over.")]
 
 

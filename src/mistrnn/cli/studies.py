@@ -32,6 +32,7 @@ from mistrnn.cli._flags import (
     Seed,
     Steps,
     TaskName,
+    Tensorboard,
     Truncate,
     User,
     ValidateEvery,
@@ -81,6 +82,7 @@ def sweep(
     validate_every: ValidateEvery = None,
     gradients_every: GradientsEvery = None,
     group_size: GroupSize = None,
+    tensorboard: Tensorboard = None,
     fresh: Fresh = False,
 ) -> None:
     """Train many trials with random learning rates as one computation, and report the top 10% by validation."""
@@ -115,6 +117,7 @@ def train(
     truncate: Truncate = None,
     validate_every: ValidateEvery = None,
     gradients_every: GradientsEvery = None,
+    tensorboard: Tensorboard = None,
     fresh: Fresh = False,
 ) -> None:
     """Train one model with one learning rate: a study of one trial."""
@@ -251,6 +254,7 @@ def _run_and_print(study: Study, given: dict[str, Any]) -> None:
             say=show.line,
             stop=stop,
             task=task,
+            log_dir=given["tensorboard"],
         )
     _print_trials(study, rows, task.data_note)
     if any(row["status"] == "crashed" for row in rows):

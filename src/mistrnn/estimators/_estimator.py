@@ -47,7 +47,7 @@ class SequenceEstimator(BaseEstimator):  # type: ignore[misc]
             that is constant there is only shifted.
         max_epochs: times that all cases are gone through; None for what makes 1,500 minibatches, and at least 20.
         batch_size: cases in a minibatch.
-        learning_rate: of AdamW at the start; it falls to 0 along a cosine.
+        learning_rate: of AdamW at the start; it falls to 0 along a cosine, and to its half where gradients overflow.
         weight_decay: of AdamW.
         early_stopping: keep a share of the cases for validation, stop when they are no longer predicted better, and go back
             to where they were predicted best. "auto" where that share is large enough to tell.
@@ -67,7 +67,7 @@ class SequenceEstimator(BaseEstimator):  # type: ignore[misc]
     standardize: bool = True
     max_epochs: int | None = None
     batch_size: int = 32
-    learning_rate: float = 5e-3
+    learning_rate: float = 3e-3
     weight_decay: float = 1e-2
     early_stopping: bool | str = "auto"
     validation_fraction: float = 0.15

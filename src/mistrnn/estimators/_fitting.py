@@ -20,6 +20,8 @@ from mistrnn.estimators.network import Network
 
 MAX_NORM = 1.0
 """The global norm that gradients are clipped to, as in the paper."""
+MOST_BRAKES = 10
+"""How often the learning rate is halved before a training is given up."""
 FRAMES_AT_ONCE = 2**17
 """Padded frames that are run together without gradients: their states fill some 100 MB."""
 CASES_AT_ONCE = 256
@@ -63,7 +65,8 @@ class Epoch:
     epoch: int
     epochs: int
     learning_rate: float
-    train_loss: float
+    train_loss: float | None
+    """None where it was not finite."""
     validation_loss: float | None
     best_epoch: int
     overflows: int = 0
@@ -93,52 +96,72 @@ def train(
     random: np.random.RandomState,
     report: Callable[[Epoch], bool | None],
 ) -> list[Epoch]:
-    """Train the network in place, leave it with the parameters of the lowest validation loss, and return all epochs.
+    """Train the network in place, leave it with the parameters of the epoch with the lowest loss, and return all epochs.
 
-    Without validation these are the last parameters. Training ends early where `report` returns True.
+    That is the loss in validation, or without one that in training. An epoch whose gradients overflow more often than not
+    is undone: training goes on from the best parameters so far with half the learning rate. It ends early where
+    `report` returns True.
     """
-    device = network.readout.weight.device
-    optimizer = torch.optim.AdamW(network.parameters(), plan.learning_rate, weight_decay=plan.weight_decay)
+    optimizer = _new_optimizer(network, plan)
     epochs: list[Epoch] = []
     best_loss, best_epoch, best = math.inf, 0, copy.deepcopy(network.state_dict())
+    brakes = 0
     for number in range(1, plan.epochs + 1):
-        rate = plan.learning_rate * 0.5 * (1 + math.cos(math.pi * (number - 1) / plan.epochs))
+        rate = plan.learning_rate * 0.5 * (1 + math.cos(math.pi * (number - 1) / plan.epochs)) / 2**brakes
         for group in optimizer.param_groups:
             group["lr"] = rate
-        network.train()
-        total, counted, steps, overflows = 0.0, 0.0, 0, 0
-        for examples in _minibatches(train_on, plan, random):
-            inputs, lengths, targets, weights = examples.batch(np.arange(len(examples.cases)), device)
-            there = (weights > 0).sum()
-            if not there:
-                continue  # a piece without a label
-            scores, _ = network(inputs, lengths=lengths)
-            lost = (loss(scores, targets) * weights).sum()
-            optimizer.zero_grad(set_to_none=True)
-            (lost / there).backward()  # type: ignore[no-untyped-call]
-            norm = torch.nn.utils.clip_grad_norm_(network.parameters(), MAX_NORM)
-            if torch.isfinite(norm):
-                optimizer.step()
-            else:
-                overflows += 1  # over very many steps a gradient may overflow: then there is nothing to go by
-            total, counted, steps = total + lost.item(), counted + weights.sum().item(), steps + 1
-        if not math.isfinite(total) or overflows == steps:
-            what = f"its loss was {total}" if overflows < steps else "every gradient overflowed"
-            raise UsageError(
-                f"the training diverged in epoch {number}, {what}: try a lower learning_rate than {plan.learning_rate}."
-            )
-        validation_loss = mean_loss(network, validate_on, loss) if validate_on is not None else None
-        if validation_loss is None or validation_loss < best_loss:
-            best_loss, best_epoch = math.inf if validation_loss is None else validation_loss, number
-            if validation_loss is not None:
-                best = copy.deepcopy(network.state_dict())
-        epochs.append(Epoch(number, plan.epochs, rate, total / counted, validation_loss, best_epoch, overflows))
+        train_loss, overflows, steps = _epoch(network, optimizer, _minibatches(train_on, plan, random), loss)
+        validation_loss = None
+        if not math.isfinite(train_loss) or 2 * overflows > steps:
+            if brakes == MOST_BRAKES:
+                raise UsageError(
+                    f"the training diverged in epoch {number}, {overflows} of {steps} gradients were not finite: try a lower "
+                    f"learning_rate than {plan.learning_rate}."
+                )
+            brakes += 1
+            network.load_state_dict(best)
+            optimizer = _new_optimizer(network, plan)
+        else:
+            validation_loss = mean_loss(network, validate_on, loss) if validate_on is not None else None
+            reached = train_loss if validation_loss is None else validation_loss
+            if reached < best_loss:
+                best_loss, best_epoch, best = reached, number, copy.deepcopy(network.state_dict())
+        finite_loss = train_loss if math.isfinite(train_loss) else None
+        epochs.append(Epoch(number, plan.epochs, rate, finite_loss, validation_loss, best_epoch, overflows))
         if report(epochs[-1]) or (validate_on is not None and number - best_epoch >= plan.patience):
             break
-    if validate_on is not None:
-        network.load_state_dict(best)
+    network.load_state_dict(best)
     network.eval()
     return epochs
+
+
+def _new_optimizer(network: Network, plan: Plan) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(network.parameters(), plan.learning_rate, weight_decay=plan.weight_decay)
+
+
+def _epoch(
+    network: Network, optimizer: torch.optim.Optimizer, minibatches: Iterator[Examples], loss: Loss
+) -> tuple[float, int, int]:
+    """Go through all minibatches once and return the mean loss, how many gradients were not finite, and of how many."""
+    network.train()
+    device = network.readout.weight.device
+    total, counted, overflows, steps = 0.0, 0.0, 0, 0
+    for examples in minibatches:
+        inputs, lengths, targets, weights = examples.batch(np.arange(len(examples.cases)), device)
+        there = (weights > 0).sum()
+        if not there:
+            continue  # a piece without a label
+        scores, _ = network(inputs, lengths=lengths)
+        lost = (loss(scores, targets) * weights).sum()
+        optimizer.zero_grad(set_to_none=True)
+        (lost / there).backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(network.parameters(), MAX_NORM)
+        if torch.isfinite(norm):
+            optimizer.step()
+        else:
+            overflows += 1  # over very many steps a gradient may overflow: then there is nothing to go by
+        total, counted, steps = total + lost.item(), counted + weights.sum().item(), steps + 1
+    return total / counted, overflows, steps
 
 
 def _minibatches(examples: Examples, plan: Plan, random: np.random.RandomState) -> Iterator[Examples]:

@@ -32,14 +32,13 @@ def followed(epochs: int, shown: bool, log_dir: str | PathLike[str] | None, othe
 
 
 def _log(log: Log, epoch: Epoch) -> None:
-    values = {"loss/train": epoch.train_loss, "learning_rate": epoch.learning_rate}
-    if epoch.validation_loss is not None:
-        values["loss/validation"] = epoch.validation_loss
-    log.add(values, epoch.epoch)
+    losses = {"loss/train": epoch.train_loss, "loss/validation": epoch.validation_loss}
+    known = {name: value for name, value in losses.items() if value is not None}
+    log.add({**known, "learning_rate": epoch.learning_rate}, epoch.epoch)
 
 
 def _in_words(epoch: Epoch) -> str:
-    words = f"train loss {epoch.train_loss:.4f}"
+    words = "diverged, going back" if epoch.train_loss is None else f"train loss {epoch.train_loss:.4f}"
     if epoch.validation_loss is not None:
         words += f", validation loss {epoch.validation_loss:.4f}, lowest in epoch {epoch.best_epoch}"
     return words

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from mistrnn.training.group import Group
 from mistrnn.training.memory import OutOfMemory, out_of_memory, trials_that_fit
 from mistrnn.training.store import Store
 from mistrnn.training.study import Study
+from mistrnn.training.tensorboard import Log
 
 TOP_SHARE = 0.1
 
@@ -66,6 +68,7 @@ class Watch:
     say: Callable[[str], None]
     stop: Callable[[], bool]
     checkpoint_seconds: float
+    log: Log | None
 
 
 def run_study(
@@ -82,6 +85,7 @@ def run_study(
     say: Callable[[str], None] = lambda line: None,
     stop: Callable[[], bool] = lambda: False,
     task: Task | None = None,
+    log_dir: str | PathLike[str] | None = None,
 ) -> list[dict[str, Any]]:
     """Run what is missing of a study and return all its trials, in order.
 
@@ -98,6 +102,7 @@ def run_study(
         say: called with a line for the log now and then.
         stop: asked after every step; if true, the group is saved and `Interrupted` raised.
         task: the study's task if it is at hand already.
+        log_dir: a folder for TensorBoard, one run for each trial.
     """
     place = choose_device(device)
     if group_size is not None and group_size < 1:
@@ -110,8 +115,9 @@ def run_study(
         study.initial_parameters(0, task)
     if study.batch_size > task.sizes["train"]:
         raise UsageError(f"expected batch_size <= {task.sizes['train']}, the training set, got {study.batch_size}.")
-    watch = Watch(report, say, stop, checkpoint_seconds)
-    with Store(folder, study, task.data_identity, fresh=fresh) as store:
+    logging = contextlib.nullcontext(None) if log_dir is None else Log(log_dir)
+    with logging as log, Store(folder, study, task.data_identity, fresh=fresh) as store:
+        watch = Watch(report, say, stop, checkpoint_seconds, log)
         wanted = list(range(study.trials)) if only is None else sorted(set(only))
         crashed: set[int] = set()
         while True:
@@ -181,7 +187,9 @@ def run_group(
     saved = time.monotonic()
     while not group.done:
         with _failures_named():
-            group.advance()
+            validated = group.advance()
+        if validated and watch.log is not None:
+            _log_curves(watch.log, group)
         watch.report(_progress(study, group, finished_before))
         if watch.stop():
             save()
@@ -219,6 +227,14 @@ def run_group(
     curves = {record.trial: record.curve for record in group.records}
     store.finish(rows, curves, models, {record.trial: record.gradients for record in group.records})
     store.drop_checkpoint(trials[0])
+
+
+def _log_curves(log: Log, group: Group) -> None:
+    """Log the last point of each curve that has one for this step."""
+    for record in group.records:
+        if record.curve and record.curve[-1][0] == group.step:
+            _, train_loss, error = record.curve[-1]
+            log.add({"train_loss": train_loss, "validation_error": error}, group.step, run=f"trial-{record.trial}")
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> Summary:
