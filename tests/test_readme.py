@@ -58,3 +58,15 @@ def test_layer_of_the_guide_keeps_the_laws() -> None:
     torch.testing.assert_close(state, whole_state)
     stream = layer.stream(2)
     torch.testing.assert_close(torch.stack([stream(x, r) for x, r in zip(input, reset, strict=True)]), whole)
+
+
+def test_examples_of_the_estimators_run() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "estimators.md").read_text()
+    names: dict[str, Any] = {}
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    assert len(blocks) == 4
+    for block in blocks:
+        exec(compile(block, "estimators.md", "exec"), names)
+    assert names["accuracies"].mean() > 0.9
+    assert names["answer"].label == "early high"
+    assert (names["again"].predict(names["X"]) == names["model"].predict(names["X"])).all()

@@ -1,0 +1,156 @@
+"""How well the default classifier does on three real data sets, beside what a user of aeon would pick: `make bench-accuracy`.
+
+BasicMotions (6 channels), JapaneseVowels (12 channels, unequal lengths) and ACSF1 (1,460 steps) come inside aeon. Trained on
+their training part, tested once on their test part, for several random states; nothing is chosen by what the test part says.
+aeon's deep classifiers need tensorflow; without it they are left out, and the table says so.
+"""
+
+import argparse
+import json
+import time
+import warnings
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from aeon.classification.convolution_based import RocketClassifier
+from aeon.datasets import load_acsf1, load_basic_motions, load_japanese_vowels
+from aeon.transformations.collection.unequal_length import Padder
+from machine import heading
+
+from mistrnn import SequenceClassifier, match_parameters
+
+SETS: dict[str, Callable[..., Any]] = {
+    "BasicMotions": load_basic_motions,
+    "JapaneseVowels": load_japanese_vowels,
+    "ACSF1": load_acsf1,
+}
+DEEP_EPOCHS = 300
+PADDED = "padded with zeros to the longest, because it takes equal lengths only"
+
+
+def mist(seed: int, channels: int, classes: int) -> Any:
+    """Return the default."""
+    return SequenceClassifier(random_state=seed)
+
+
+def lstm(seed: int, channels: int, classes: int) -> Any:
+    """Return the same with an LSTM of at most as many parameters as the default MIST network with 8 delays."""
+    budget = SequenceClassifier().hidden_size
+    parameters = (2 * budget + 8) * (channels + budget + 1) + (budget + 1) * classes
+    units = match_parameters("lstm", parameters, input_size=channels, output_size=classes)
+    return SequenceClassifier(layer="lstm", hidden_size=units, random_state=seed)
+
+
+def rocket(seed: int, channels: int, classes: int) -> Any:
+    """Return aeon's random convolutions."""
+    return RocketClassifier(random_state=seed, n_jobs=-1)
+
+
+def deep(name: str) -> Callable[[int, int, int], Any]:
+    """Return how to make one of aeon's deep classifiers."""
+
+    def make(seed: int, channels: int, classes: int) -> Any:
+        from aeon.classification import deep_learning
+
+        return getattr(deep_learning, name)(n_epochs=DEEP_EPOCHS, random_state=seed)
+
+    return make
+
+
+METHODS: dict[str, tuple[Callable[[int, int, int], Any], bool]] = {
+    "mistrnn, MIST (the default)": (mist, True),
+    "mistrnn, LSTM of the same size": (lstm, True),
+    "aeon, ROCKET": (rocket, False),
+    f"aeon, TimeCNN, {DEEP_EPOCHS} epochs": (deep("TimeCNNClassifier"), False),
+    f"aeon, FCN, {DEEP_EPOCHS} epochs": (deep("FCNClassifier"), False),
+}
+"""Name -> (how to make it, whether it takes unequal lengths)."""
+
+
+def measured(method: str, name: str, seed: int) -> dict[str, Any]:
+    """Train and test once."""
+    make, takes_unequal = METHODS[method]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # aeon will no longer bring ACSF1 along
+        (x, y), (new_x, new_y) = SETS[name](split="train"), SETS[name](split="test")
+    unequal = isinstance(x, list)
+    if unequal and not takes_unequal:
+        padder = Padder(padded_length=max(case.shape[1] for case in [*x, *new_x]))
+        x, new_x = padder.fit_transform(x), padder.transform(new_x)
+    model = make(seed, x[0].shape[0], len(set(y)))
+    start = time.perf_counter()
+    model.fit(x, y)
+    seconds = time.perf_counter() - start
+    accuracy = float(np.mean(model.predict(new_x) == new_y))
+    note = PADDED if unequal and not takes_unequal else ""
+    return {"method": method, "set": name, "seed": seed, "accuracy": accuracy, "seconds": seconds, "note": note}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return test accuracies in percent, mean ± deviation over the seeds."""
+    lines = [f"| method | {' | '.join(SETS)} |", f"| --- |{' --- |' * len(SETS)}"]
+    for method in METHODS:
+        cells = []
+        for name in SETS:
+            own = [row for row in rows if (row["method"], row["set"]) == (method, name)]
+            found = [row["accuracy"] for row in own if row.get("accuracy") is not None]
+            if not found:
+                cells.append(own[0]["note"] if own else "not run")
+                continue
+            spread = f" ± {100 * np.std(found, ddof=1):.1f}" if len(found) > 1 else ""
+            star = " (padded)" if own[0]["note"] else ""
+            cells.append(f"{100 * np.mean(found):.1f}{spread}{star}")
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run what is missing and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="every run as a line of JSON; what is there is not run again")
+    options = parser.parse_args()
+    rows = []
+    if options.out and options.out.exists():
+        rows = [json.loads(line) for line in options.out.read_text().splitlines()]
+    done = {(row["method"], row["set"], row["seed"]) for row in rows}
+    for name in SETS:
+        for method in METHODS:
+            for seed in range(options.seeds):
+                if (method, name, seed) in done:
+                    continue
+                try:
+                    row = measured(method, name, seed)
+                except Exception as error:  # a rival that does not run is part of the result
+                    reason = str(error).strip().split("\n")[0][:120]
+                    row = {
+                        "method": method,
+                        "set": name,
+                        "seed": seed,
+                        "accuracy": None,
+                        "note": f"does not run: {reason}",
+                    }
+                rows.append(row)
+                print(json.dumps(row), flush=True)
+                if options.out:
+                    with open(options.out, "a") as file:
+                        file.write(json.dumps(row) + "\n")
+    print()
+    versions = ", ".join(f"{package} {_version(package)}" for package in ("aeon", "scikit-learn", "tensorflow-cpu"))
+    print(heading("python benchmarks/accuracy.py", f"{versions}; {options.seeds} random states; test accuracy in %"))
+    print()
+    print(table(rows))
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+if __name__ == "__main__":
+    main()
