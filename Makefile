@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test bench bench-gpu lint types contracts check clean
+.PHONY: demo test bench bench-accuracy bench-gpu lint types contracts check clean
 
 demo: .venv/ready
 	$(BIN)/mist demo
@@ -17,7 +17,11 @@ bench: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/training/test_group.py
 	$(BIN)/python benchmarks/sweep.py
 
-# The same on a GPU, where there is one.
+# How well the default classifier does on real data sets that come inside aeon.
+bench-accuracy: .venv/ready
+	$(BIN)/python benchmarks/accuracy.py
+
+# The speed on a GPU, where there is one.
 bench-gpu: .venv/ready
 	$(BIN)/python -m pytest tests/kernels/test_cuda.py
 	$(BIN)/python benchmarks/gpu.py

@@ -52,7 +52,8 @@ class SequenceEstimator(BaseEstimator):  # type: ignore[misc]
         early_stopping: keep a share of the cases for validation, stop when they are no longer predicted better, and go back
             to where they were predicted best. "auto" where that share is large enough to tell.
         validation_fraction: that share.
-        patience: epochs without a lower validation loss after which to stop; None for a fifth of all, and at least 10.
+        patience: epochs without a lower validation loss after which to stop; None for a fifth of all, at least 10 and at least
+            300 minibatches.
         device: cpu, cuda or auto (a GPU if there is one).
         random_state: all that is random follows from it.
         verbose: show a progress bar (a line now and then where there is no terminal).
@@ -142,7 +143,7 @@ class SequenceEstimator(BaseEstimator):  # type: ignore[misc]
                 batch_size=self.batch_size,
                 learning_rate=self.learning_rate,
                 weight_decay=self.weight_decay,
-                patience=self.patience or max(10, epochs // 5),
+                patience=self.patience or max(10, epochs // 5, math.ceil(FEWEST_STEPS / 5 / steps_per_epoch)),
                 piece=getattr(self, "piece_length", None),
             )
             with followed(plan.epochs, bool(self.verbose), self.log_dir, report) as follow:
