@@ -31,7 +31,7 @@ def test_the_classifier_is_the_one_that_it_holds() -> None:
 
 def test_cases_of_unequal_length_and_ensembles_work() -> None:
     x, y = load_japanese_vowels(split="train")
-    model = AeonClassifier(SequenceClassifier(hidden_size=16, max_epochs=10), random_state=0).fit(x, y)
+    model = AeonClassifier(SequenceClassifier(hidden_size=16, max_epochs=20), random_state=0).fit(x, y)
     assert model.score(x, y) > 0.8
     ensemble = ClassifierEnsemble([("mist", model), ("dummy", DummyClassifier())], weights=[1, 0])
     x, y = slopes()

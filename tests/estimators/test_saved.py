@@ -85,6 +85,41 @@ def test_parameters_of_all_sorts_are_kept_and_odd_ones_are_named(tmp_path: Path)
         new(SequenceClassifier, layer=Mine).save_pretrained(tmp_path / "d")
 
 
+def test_numbers_of_numpy_are_kept(tmp_path: Path) -> None:
+    options = {"layer_norm": np.bool_(True)}
+    model = new(SequenceClassifier, max_epochs=np.int64(2), learning_rate=np.float32(1e-3), layer_options=options)
+    model.save_pretrained(tmp_path)
+    assert SequenceClassifier.from_pretrained(tmp_path).max_epochs == 2
+
+
+def test_a_kind_of_ones_own_cannot_be_saved(tmp_path: Path) -> None:
+    class Mine(SequenceClassifier):
+        pass
+
+    with pytest.raises(
+        ValueError, match=r"expected one of SequenceClassifier, FrameLabeler, SequenceRegressor .* got Mine"
+    ):
+        new(Mine).save_pretrained(tmp_path)
+
+
+def test_a_disk_that_fills_up_leaves_the_old_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = new(SequenceClassifier)
+    old.save_pretrained(tmp_path)
+    write, written = Path.write_bytes, []
+
+    def full(path: Path, data: bytes) -> int:
+        written.append(path)
+        if len(written) == 2:
+            raise OSError(28, "No space left on device")
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(ValueError, match=r"cannot write to the folder .*: No space left on device"):
+        new(SequenceClassifier, random_state=1).save_pretrained(tmp_path, force=True)
+    np.testing.assert_array_equal(SequenceClassifier.from_pretrained(tmp_path).predict_proba(X), old.predict_proba(X))
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors"]
+
+
 def test_nothing_is_overwritten_unless_forced(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     model = new(SequenceClassifier)
@@ -146,11 +181,17 @@ def test_a_file_of_the_future_or_of_somebody_else_is_refused(model_folder: Path)
         ValueError, match=r"written by mistrnn 7\.0\.0 in version 2 of the format, .* pip install --upgrade"
     ):
         SequenceClassifier.from_pretrained(model_folder)
+    rewrite(model_folder, version=True)
+    with pytest.raises(ValueError, match="in version True of the format"):
+        SequenceClassifier.from_pretrained(model_folder)
     rewrite(model_folder, version="one")
     with pytest.raises(ValueError, match="in version one of the format"):
         SequenceClassifier.from_pretrained(model_folder)
     (model_folder / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(ValueError, match="expected a model saved by mistrnn, and this is none"):
+        SequenceClassifier.from_pretrained(model_folder)
+    (model_folder / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="not readable as JSON"):
         SequenceClassifier.from_pretrained(model_folder)
     (model_folder / "config.json").write_text("[]")
     with pytest.raises(ValueError, match="expected a model saved by mistrnn, and this is none"):
@@ -165,11 +206,31 @@ def test_a_file_of_the_future_or_of_somebody_else_is_refused(model_folder: Path)
         {"layer": {"name": "transformer"}},
         {"learnt": {}},
         {"parameters": None},
+        {"parameters": {"dropout": "x"}},
+        {"parameters": {"hidden_size": 2**70, "device": None}},
     ],
 )
 def test_a_signed_file_that_makes_no_sense_is_refused(model_folder: Path, changes: dict[str, Any]) -> None:
     rewrite(model_folder, **changes)
-    with pytest.raises(ValueError, match="this model cannot be rebuilt"):
+    with pytest.raises(ValueError, match=r"this model cannot be rebuilt|expected"):
+        SequenceClassifier.from_pretrained(model_folder)
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "message"),
+    [
+        ("learnt", {"history": []}, "IndexError"),
+        ("learnt", {"classes": {"type": "int", "values": [1, 2**70]}}, "OverflowError"),
+        ("learnt", {"classes": {"type": "int", "values": [1]}}, "1 classes or numbers, and weights for 2"),
+        ("layer", {"arguments": {"num_layers": 20_000}}, "more layers than weights"),
+    ],
+)
+def test_a_signed_file_that_contradicts_itself_is_refused(
+    model_folder: Path, part: str, changes: dict[str, Any], message: str
+) -> None:
+    config = json.loads((model_folder / "config.json").read_text())
+    rewrite(model_folder, **{part: config[part] | changes})
+    with pytest.raises(ValueError, match=f"this model cannot be rebuilt .*{message}"):
         SequenceClassifier.from_pretrained(model_folder)
 
 
@@ -291,7 +352,7 @@ def test_a_model_goes_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert b'SequenceClassifier.from_pretrained("me/slopes")' in sent["files"]["README.md"]
 
     def refuse(self: Any, *_: Any, **given: Any) -> None:
-        raise OSError("no network\nwith details")
+        raise RuntimeError("no network\nwith details")  # the hub's library has errors of other libraries
 
     monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", refuse)
     with pytest.raises(ValueError, match=r"me/slopes: the Hugging Face hub did not take it: no network$"):

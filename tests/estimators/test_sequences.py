@@ -36,6 +36,8 @@ def with_value(value: float) -> Any:
         (np.zeros((2, 3, 4, 5)), r"expected X to be [cases, channels, time]"),
         (iter(X), "expected X to be"),
         (np.zeros((0, 2, 15)), "expected at least one case, got none"),
+        (np.ma.masked_greater(X, 1.0), "expected finite numbers, got nan"),
+        (X * 1e200, "expected smaller numbers in channel 0: their squares overflow"),
     ],
 )
 def test_x_that_cannot_be_used_is_refused_with_its_place(x: Any, message: str) -> None:
@@ -69,6 +71,12 @@ def test_labels_of_steps_that_do_not_fit_are_refused() -> None:
     mixed = np.array([["a", 1] * 7 + ["a"]] * 40, dtype=object)
     with pytest.raises(ValueError, match="expected labels of one type, got int and str"):
         FrameLabeler().fit(X, mixed)
+    with pytest.raises(ValueError, match="expected labels of one type, got int and str"):
+        FrameLabeler().fit(X, [np.zeros(15, dtype=int), *[np.full(15, "a")] * 39])
+    with pytest.raises(ValueError, match="expected classes as labels, got numbers such as inf"):
+        FrameLabeler().fit(X, np.full((40, 15), np.inf))
+    with pytest.raises(ValueError, match="expected labels for 40 cases, got 39"):
+        FrameLabeler()._labels_of(list(X.transpose(0, 2, 1)), np.zeros((39, 15)))
     with pytest.raises(ValueError, match="expected piece_length to be a whole number"):
         FrameLabeler(piece_length=0).fit(X, np.zeros((40, 15)))
 
@@ -83,6 +91,7 @@ def test_another_number_of_channels_is_refused_in_predict() -> None:
 
 def test_a_table_after_cases_of_one_channel_may_have_any_length() -> None:
     model = SequenceClassifier(hidden_size=4, max_epochs=1).fit(X[:, :1], Y)
+    assert not hasattr(model, "n_features_in_")
     np.testing.assert_array_equal(model.predict(X[:, 0, :7]), model.predict(X[:, :1, :7]))
 
 
@@ -111,9 +120,11 @@ def test_standardisation_can_be_left_out() -> None:
 def test_statistics_are_those_of_all_steps_together() -> None:
     cases = as_cases("test", unequal(X))
     together = np.concatenate(cases)
-    mean, scale = statistics(cases)
+    mean, scale = statistics("test", cases, [1.0] * 40)
     torch.testing.assert_close(mean, torch.from_numpy(together.mean(0)))
     torch.testing.assert_close(scale, torch.from_numpy(together.std(0)))
+    weighted = statistics("test", cases, [3.0] + [1.0] * 39)
+    torch.testing.assert_close(weighted, statistics("test", [cases[0]] * 2 + cases, [1.0] * 42))
 
 
 def test_what_is_standardised_is_learnt_from_what_is_trained_on_alone() -> None:
@@ -137,3 +148,5 @@ def test_targets_of_a_regression_must_be_finite_numbers() -> None:
         SequenceRegressor().fit(X, [np.nan] * 40)
     with pytest.raises(ValueError, match="could not convert string to float"):
         SequenceRegressor().fit(X, Y)
+    with pytest.raises(ValueError, match="expected smaller numbers in y: their squares overflow"):
+        SequenceRegressor().fit(X, X[:, 0, 0] * 1e300)

@@ -1,6 +1,6 @@
-"""The `mist` command: data, studies, single models, analysis, the paper's tables and figures, the report, the demo."""
+"""The `mist` command: studies, analysis, the paper's tables and figures, people's own data."""
 
-from mistrnn.cli import analysis, paper, studies
+from mistrnn.cli import analysis, models, paper, studies
 from mistrnn.cli._app import app, run
 
-__all__ = ["analysis", "app", "paper", "run", "studies"]
+__all__ = ["analysis", "app", "models", "paper", "run", "studies"]

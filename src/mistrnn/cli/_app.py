@@ -13,7 +13,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Recurrent layers with direct connections from the distant past: data, studies, single models.",
+    help="Recurrent layers with direct connections from the distant past: data, studies, models of your own recordings.",
 )
 data_app = typer.Typer(no_args_is_help=True, help="Get and check data sets.")
 app.add_typer(data_app, name="data")

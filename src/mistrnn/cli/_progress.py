@@ -20,7 +20,7 @@ LINE_EVERY_SECONDS = 10.0
 @contextlib.contextmanager
 def watched(steps: int, out: Path) -> Iterator[tuple["Shown", Callable[[], bool]]]:
     """Show progress, and leave with status 130 and one line when Ctrl-C has stopped the study."""
-    with _stop_on_ctrl_c() as asked_to_stop, _show(steps) as show:
+    with stop_on_ctrl_c("step") as asked_to_stop, _show(steps) as show:
         try:
             yield show, lambda: bool(asked_to_stop)
         except Interrupted:
@@ -29,13 +29,13 @@ def watched(steps: int, out: Path) -> Iterator[tuple["Shown", Callable[[], bool]
 
 
 @contextlib.contextmanager
-def _stop_on_ctrl_c() -> Iterator[list[int]]:
-    """Collect Ctrl-C instead of breaking off in the middle of a step; a second one breaks off."""
+def stop_on_ctrl_c(unit: str) -> Iterator[list[int]]:
+    """Collect Ctrl-C instead of breaking off in the middle of a step or an epoch; a second one breaks off."""
     asked: list[int] = []
 
     def remember(number: int, _: object) -> None:
         asked.append(number)
-        print("stopping after this step (once more breaks off at once)", file=sys.stderr, flush=True)
+        print(f"stopping after this {unit} (once more breaks off at once)", file=sys.stderr, flush=True)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     before = signal.signal(signal.SIGINT, remember)

@@ -1,8 +1,12 @@
 """What every estimator shares: parameters, checks, training, saving, streaming."""
 
+import contextlib
 import math
-from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import threading
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import Any, ClassVar, Self
@@ -11,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
-from sklearn.model_selection import GroupShuffleSplit, ShuffleSplit, StratifiedShuffleSplit
 from sklearn.utils import check_array, check_consistent_length, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
@@ -20,7 +23,7 @@ from mistrnn.errors import UsageError
 from mistrnn.estimators import _fitting, _saved
 from mistrnn.estimators._fitting import Epoch, Examples, Plan
 from mistrnn.estimators._progress import followed
-from mistrnn.estimators._sequences import SHAPES, Case, as_cases, is_table, statistics
+from mistrnn.estimators._sequences import SHAPES, Case, as_array, as_cases, is_table, statistics
 from mistrnn.estimators._stream import EstimatorStream
 from mistrnn.estimators.network import Network
 from mistrnn.layers import LAYERS, RecurrentLayer, layer_class
@@ -31,9 +34,12 @@ FEWEST_STEPS = 1500
 FEWEST_EPOCHS = 20
 MOST_DELAYS = 12
 
+Spoken = Callable[[Tensor], Any]
+"""From the scores [K] of one step to what a stream says."""
+
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class SequenceEstimator(BaseEstimator):  # type: ignore[misc]
+class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     """The base of all estimators.
 
     Args:
@@ -52,8 +58,8 @@ class SequenceEstimator(BaseEstimator):  # type: ignore[misc]
         early_stopping: keep a share of the cases for validation, stop when they are no longer predicted better, and go back
             to where they were predicted best. "auto" where that share is large enough to tell.
         validation_fraction: that share.
-        patience: epochs without a lower validation loss after which to stop; None for a fifth of all, at least 10 and at least
-            300 minibatches.
+        patience: epochs without a lower validation loss after which to stop; None for a third of all, at least 10 and at least
+            500 minibatches.
         device: cpu, cuda or auto (a GPU if there is one).
         random_state: all that is random follows from it.
         verbose: show a progress bar (a line now and then where there is no terminal).
@@ -73,7 +79,7 @@ class SequenceEstimator(BaseEstimator):  # type: ignore[misc]
     early_stopping: bool | str = "auto"
     validation_fraction: float = 0.15
     patience: int | None = None
-    device: str = "auto"
+    device: str | torch.device = "auto"
     random_state: int | np.random.RandomState | None = None
     verbose: bool | int = False
     log_dir: str | PathLike[str] | None = None
@@ -117,6 +123,24 @@ class SequenceEstimator(BaseEstimator):  # type: ignore[misc]
         groups: Any,
         report: Callable[[Epoch], bool | None] | None,
     ) -> Self:
+        """Fit, or, if anything breaks off, stay as before."""
+        before = dict(self.__dict__)
+        try:
+            self._fit_anew(X, y, sample_weight, groups, report)
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+        return self
+
+    def _fit_anew(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        groups: Any,
+        report: Callable[[Epoch], bool | None] | None,
+    ) -> None:
         self._check_parameters()
         cases = self._cases(X, fitting=True)
         if y is None:
@@ -125,73 +149,90 @@ class SequenceEstimator(BaseEstimator):  # type: ignore[misc]
         weight = _check_sample_weight(
             sample_weight, np.empty((len(cases), 1)), dtype=np.float64, ensure_non_negative=True
         )
+        if not weight.any():
+            raise UsageError(f"{self._name}: expected a sample weight above 0, got only zeros.")
         if groups is not None:
             check_consistent_length(cases, groups)
         counted = np.flatnonzero(weight)  # a case that counts nothing is as good as absent
         kept, weight = [cases[k] for k in counted], weight[counted] / weight[counted].mean()
         examples = self._learn(kept, _chosen(y, counted), weight)
+        taught = np.array([k for k, own in enumerate(examples.weights) if own.any()])  # those with anything to learn
+        examples, owners = examples.subset(taught), None if groups is None else np.asarray(groups)[counted][taught]
         random = check_random_state(self.random_state)
-        train_on, validate_on = self._split(examples, None if groups is None else np.asarray(groups)[counted], random)
-        place = choose_device(self.device)
-        with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
-            torch.manual_seed(random.randint(2**31))
-            self.network_ = self._new_network(train_on.cases).to(place)
-            steps_per_epoch = math.ceil(len(train_on.cases) / self.batch_size)
-            epochs = self.max_epochs or max(FEWEST_EPOCHS, math.ceil(FEWEST_STEPS / steps_per_epoch))
-            plan = Plan(
-                epochs=epochs,
-                batch_size=self.batch_size,
-                learning_rate=self.learning_rate,
-                weight_decay=self.weight_decay,
-                patience=self.patience or max(10, epochs // 5, math.ceil(FEWEST_STEPS / 5 / steps_per_epoch)),
-                piece=getattr(self, "piece_length", None),
-            )
+        train_on, validate_on = self._split(examples, owners, random)
+        place = choose_device(str(self.device))
+        with _own_random_numbers(random.randint(2**31), place):
+            self.network_ = self._new_network(train_on).to(place)
+            plan = self._plan(train_on.cases)
             with followed(plan.epochs, bool(self.verbose), self.log_dir, report) as follow:
                 found = _fitting.train(self.network_, train_on, validate_on, self._loss, plan, random, follow)
         self.channel_names_: list[str] | None = None
         self.history_ = [asdict(epoch) for epoch in found]
         self.n_epochs_, self.best_epoch_ = len(found), found[-1].best_epoch
-        return self
 
-    def _new_network(self, cases: Sequence[Case]) -> Network:
+    def _new_network(self, train_on: Examples) -> Network:
         kind = layer_class(self.layer) if isinstance(self.layer, str) else self.layer
         options = dict(self.layer_options or {})
         if kind is LAYERS["mist"] and "delays" not in options:
-            longest = max(len(case) for case in cases)
+            # What is never farther back in training is not learnt, and would come as a surprise in a longer case.
+            longest = min(max(len(case) for case in train_on.cases), self._piece or sys.maxsize)
             options["delays"] = min(MOST_DELAYS, max(3, 1 + int(math.log2(max(1, longest // 4)))))
         layer = kind(self.n_channels_, self.hidden_size, self.num_layers, **options)
         network = Network(layer, self._output_size(), every_step=self._every_step, dropout=self.dropout)
         if self.standardize:
-            network.mean, network.scale = statistics(cases)
+            network.mean, network.scale = statistics(self._name, train_on.cases, train_on.case_weights)
         return network
+
+    @property
+    def _piece(self) -> int | None:
+        """The length of the pieces that cases are learnt in."""
+        return getattr(self, "piece_length", None)
+
+    def _plan(self, cases: Sequence[Case]) -> Plan:
+        pieces = sum(math.ceil(len(case) / (self._piece or len(case))) for case in cases)
+        steps = math.ceil(pieces / self.batch_size)  # in an epoch
+        epochs = int(self.max_epochs or max(FEWEST_EPOCHS, math.ceil(FEWEST_STEPS / steps)))
+        return Plan(
+            epochs=epochs,
+            batch_size=int(self.batch_size),
+            learning_rate=float(self.learning_rate),
+            weight_decay=float(self.weight_decay),
+            patience=int(self.patience or max(10, epochs // 3, math.ceil(FEWEST_STEPS / 3 / steps))),
+            piece=self._piece,
+        )
 
     def _split(
         self, examples: Examples, groups: NDArray[Any] | None, random: np.random.RandomState
     ) -> tuple[Examples, Examples | None]:
-        count, strata = len(examples.cases), self._strata(examples)
-        wanted = round(count * self.validation_fraction)
-        if self.early_stopping is False or (self.early_stopping == "auto" and wanted < self._fewest_validation_cases):
+        """Return what to train on and, if training is to stop early, what to validate on."""
+        count, certain = len(examples.cases), self.early_stopping is True
+        wanted, strata = round(count * self.validation_fraction), self._strata(examples)
+        fewest = 1 if certain else self._fewest_validation_cases
+        if self.early_stopping is False or (wanted < fewest and not certain):
             return examples, None
-        if wanted < 1 or count - wanted < 1:
-            raise UsageError(
-                f"{self._name}: expected cases to train and to validate on, because early_stopping=True and "
-                f"validation_fraction={self.validation_fraction}, got {count} cases."
-            )
-        splitter: Any
-        if groups is not None:
-            if len(set(groups.tolist())) < 2:
-                raise UsageError(
-                    f"{self._name}: expected at least 2 groups for early stopping, got one; set it to False."
-                )
-            splitter = GroupShuffleSplit(1, test_size=self.validation_fraction, random_state=random)
-        elif strata is not None and np.unique(strata, return_counts=True)[1].min() >= 2 and wanted >= len(set(strata)):
-            splitter = StratifiedShuffleSplit(1, test_size=wanted, random_state=random)
+        if groups is None:
+            held = _drawn_cases(wanted, np.zeros(count, dtype=np.int64) if strata is None else strata, random)
         else:
-            splitter = ShuffleSplit(1, test_size=wanted, random_state=random)
-        learnt, held = next(splitter.split(np.zeros((count, 1)), strata, groups))
+            held = _drawn_groups(wanted, groups, random)
+        learnt = np.setdiff1d(np.arange(count), held)
+        if len(held) < fewest or not len(learnt):
+            if not certain:
+                return examples, None
+            of = f"{count} cases" if groups is None else f"{count} cases in {len(set(groups.tolist()))} groups"
+            raise UsageError(
+                f"{self._name}: expected something to train and something to validate on, because early_stopping=True and "
+                f"validation_fraction={self.validation_fraction}, got {of}."
+            )
+        if strata is not None and len(lost := np.setdiff1d(strata, strata[learnt])):
+            names = getattr(self, "classes_", lost)[lost].tolist()
+            warnings.warn(
+                f"{self._name}: {names} is only in the groups that are validated on, and will not be learnt.",
+                stacklevel=5,
+            )
         return examples.subset(learnt), examples.subset(held)
 
     def _cases(self, X: Any, *, fitting: bool = False) -> list[Case]:
+        X = as_array(X)
         if is_table(X):
             if fitting or hasattr(self, "n_features_in_"):
                 X = validate_data(self, X, reset=fitting, dtype=[np.float64, np.float32])
@@ -232,24 +273,27 @@ class SequenceEstimator(BaseEstimator):  # type: ignore[misc]
             if not fine:
                 raise UsageError(f"{self._name}: expected {name} to be {wanted}, got {value!r}.")
 
-        def whole(value: Any) -> bool:
-            return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 1
-
         if isinstance(self.layer, str):
             check("layer", lambda v: v in LAYERS, f"one of {', '.join(LAYERS)}")
         else:
             check("layer", lambda v: issubclass(v, RecurrentLayer), "a layer of mistrnn or its name")
         for name in ("hidden_size", "num_layers", "batch_size"):
-            check(name, whole, "a whole number from 1 on")
+            check(name, is_whole, "a whole number from 1 on")
         check(
             "layer_options", lambda v: v is None or isinstance(v, Mapping), "a dict of the layer's arguments, or None"
         )
+        for name in ("input_size", "hidden_size", "num_layers", "batch_first", "device", "dtype"):
+            if name in (self.layer_options or {}):
+                raise UsageError(
+                    f"{self._name}: expected layer_options without {name}, which the estimator gives itself."
+                )
         for name in ("max_epochs", "patience"):
-            check(name, lambda v: v is None or whole(v), "a whole number from 1 on, or None")
+            check(name, lambda v: v is None or is_whole(v), "a whole number from 1 on, or None")
         check("learning_rate", lambda v: 0 < v < math.inf, "a number above 0")
         check("weight_decay", lambda v: 0 <= v < math.inf, "a number from 0 on")
         check("dropout", lambda v: 0 <= v < 1, "a number in [0, 1)")
         check("early_stopping", lambda v: v is True or v is False or v == "auto", 'True, False or "auto"')
+        check("device", lambda v: isinstance(v, str | torch.device), "auto, cpu or cuda")
         check("validation_fraction", lambda v: 0 < v < 1, "a number between 0 and 1")
 
     def parameter_count(self) -> int:
@@ -260,16 +304,16 @@ class SequenceEstimator(BaseEstimator):  # type: ignore[misc]
     def stream(self) -> EstimatorStream:
         """Return the fitted model as a stream: one call for each new row of measurements, in constant time and memory."""
         check_is_fitted(self, "network_")
-        return EstimatorStream(self.network_, self._spoken)
+        return EstimatorStream(self.network_, self._speaker())
 
     @abstractmethod
-    def _spoken(self, scores: Tensor) -> Any:
-        """Return what a stream says of the scores [K] of one step."""
+    def _speaker(self) -> Spoken:
+        """Return what a stream says of the scores of one step, whatever this estimator learns later."""
 
     def save_pretrained(self, folder: str | PathLike[str], *, force: bool = False) -> None:
         """Write the fitted estimator into a folder: config.json and model.safetensors.
 
-        A folder that holds anything is left alone unless `force` is true and what it holds is a saved model.
+        Files of that name are left alone unless `force` is true; other files in the folder stay.
         """
         check_is_fitted(self, "network_")
         _saved.save(self, folder, force=force)
@@ -300,6 +344,50 @@ class SequenceEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _set_learnt(self, learnt: dict[str, Any]) -> None:
         """Take what `_learnt` returned."""
+
+
+def _drawn_cases(wanted: int, strata: NDArray[Any], random: np.random.RandomState) -> NDArray[np.int64]:
+    """Draw cases, of each class in proportion, and never the last one of a class."""
+    order = random.permutation(len(strata))
+    keys = np.full(len(strata), np.inf)
+    for name in np.unique(strata):
+        own = order[strata[order] == name]
+        keys[own[:-1]] = (np.arange(len(own) - 1) + random.rand()) / len(own)
+    return np.sort(np.argsort(keys, kind="stable")[: min(wanted, int(np.isfinite(keys).sum()))])
+
+
+def _drawn_groups(wanted: int, groups: NDArray[Any], random: np.random.RandomState) -> NDArray[np.int64]:
+    """Draw whole groups with about as many cases as wanted: at most twice as many, or else the smallest group."""
+    names, of, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    chosen: list[int] = []
+    for group in random.permutation(len(names)).tolist():
+        held = int(sizes[chosen].sum())
+        if held < wanted and held + sizes[group] <= 2 * wanted and len(chosen) < len(names) - 1:
+            chosen.append(group)
+    if not chosen and len(names) > 1:
+        chosen = [int(sizes.argmin())]
+    return np.flatnonzero(np.isin(of, chosen))
+
+
+_random_numbers = threading.Lock()
+"""torch's random numbers belong to the whole process: one fit after the other uses them."""
+
+
+@contextlib.contextmanager
+def _own_random_numbers(seed: int, place: torch.device) -> Iterator[None]:
+    """Let torch draw from this seed, and afterwards go on as if nothing had been drawn."""
+    on_gpu = place.type == "cuda"
+    with _random_numbers, torch.random.fork_rng(devices=[place] if on_gpu else []):
+        torch.default_generator.manual_seed(seed)
+        if on_gpu:
+            with torch.cuda.device(place):
+                torch.cuda.manual_seed(seed)
+        yield
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is a whole number from 1 on."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 1
 
 
 def _chosen(values: Any, index: NDArray[np.int64]) -> Any:

@@ -21,7 +21,7 @@ from mistrnn.estimators.network import Network
 MAX_NORM = 1.0
 """The global norm that gradients are clipped to, as in the paper."""
 MOST_BRAKES = 10
-"""How often the learning rate is halved before a training is given up."""
+"""How often the learning rate is halved before a training ends."""
 FRAMES_AT_ONCE = 2**17
 """Padded frames that are run together without gradients: their states fill some 100 MB."""
 CASES_AT_ONCE = 256
@@ -39,6 +39,8 @@ class Examples:
     """A number, a class, [K] numbers, or [time] classes for each case."""
     weights: Sequence[Tensor]
     """How much each target counts, as the targets; 0 for a step that has none."""
+    case_weights: Sequence[float]
+    """How much each case counts, whatever its classes do."""
 
     def batch(self, chosen: NDArray[np.int64], device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return inputs [T, B, C], their lengths [B], targets and weights [B, ...] or [T, B]."""
@@ -51,7 +53,8 @@ class Examples:
 
     def subset(self, chosen: NDArray[np.int64]) -> "Examples":
         """Return some of the cases."""
-        return Examples(*([values[k] for k in chosen] for values in (self.cases, self.targets, self.weights)))
+        columns = (self.cases, self.targets, self.weights, self.case_weights)
+        return Examples(*([values[k] for k in chosen] for values in columns))
 
 
 def _padded(values: list[Tensor]) -> Tensor:  # [T, B], zero past the ends
@@ -71,6 +74,8 @@ class Epoch:
     best_epoch: int
     overflows: int = 0
     """Minibatches that were passed over, because their gradients were not finite."""
+    undone: bool = False
+    """Whether training fell over in it, and went back to the best epoch."""
 
 
 @dataclass(frozen=True)
@@ -98,38 +103,45 @@ def train(
 ) -> list[Epoch]:
     """Train the network in place, leave it with the parameters of the epoch with the lowest loss, and return all epochs.
 
-    That is the loss in validation, or without one that in training. An epoch whose gradients overflow more often than not
-    is undone: training goes on from the best parameters so far with half the learning rate. It ends early where
-    `report` returns True.
+    That is the loss in validation, or without one that in training. An epoch in which the training fell over is undone: it
+    goes on from the best parameters so far with half the learning rate, ten times at most. It ends early where `report`
+    returns True.
     """
     optimizer = _new_optimizer(network, plan)
     epochs: list[Epoch] = []
     best_loss, best_epoch, best = math.inf, 0, copy.deepcopy(network.state_dict())
-    brakes = 0
+    first_loss, lowest_loss, brakes = math.inf, math.inf, 0
     for number in range(1, plan.epochs + 1):
         rate = plan.learning_rate * 0.5 * (1 + math.cos(math.pi * (number - 1) / plan.epochs)) / 2**brakes
         for group in optimizer.param_groups:
             group["lr"] = rate
         train_loss, overflows, steps = _epoch(network, optimizer, _minibatches(train_on, plan, random), loss)
+        # It fell over: nothing to go by any more, or a loss as before it had learnt anything.
+        fell = not math.isfinite(train_loss) or 2 * overflows > steps
+        fell = fell or train_loss > max(2 * lowest_loss, 1.1 * first_loss)
         validation_loss = None
-        if not math.isfinite(train_loss) or 2 * overflows > steps:
-            if brakes == MOST_BRAKES:
-                raise UsageError(
-                    f"the training diverged in epoch {number}, {overflows} of {steps} gradients were not finite: try a lower "
-                    f"learning_rate than {plan.learning_rate}."
-                )
+        if fell:
             brakes += 1
             network.load_state_dict(best)
             optimizer = _new_optimizer(network, plan)
         else:
+            first_loss = train_loss if first_loss == math.inf else first_loss
+            lowest_loss = min(lowest_loss, train_loss)
             validation_loss = mean_loss(network, validate_on, loss) if validate_on is not None else None
             reached = train_loss if validation_loss is None else validation_loss
             if reached < best_loss:
                 best_loss, best_epoch, best = reached, number, copy.deepcopy(network.state_dict())
         finite_loss = train_loss if math.isfinite(train_loss) else None
-        epochs.append(Epoch(number, plan.epochs, rate, finite_loss, validation_loss, best_epoch, overflows))
-        if report(epochs[-1]) or (validate_on is not None and number - best_epoch >= plan.patience):
+        epochs.append(Epoch(number, plan.epochs, rate, finite_loss, validation_loss, best_epoch, overflows, fell))
+        if report(epochs[-1]) or brakes == MOST_BRAKES:
             break
+        if validate_on is not None and number - best_epoch >= plan.patience:
+            break
+    if not best_epoch:
+        raise UsageError(
+            f"the training diverged, no epoch of {len(epochs)} had finite gradients: try a lower learning_rate than "
+            f"{plan.learning_rate}."
+        )
     network.load_state_dict(best)
     network.eval()
     return epochs
@@ -181,7 +193,7 @@ def _pieces(examples: Examples, length: int, random: np.random.RandomState) -> E
         edges = [0, *range(first, len(case), length), len(case)]
         for start, end in pairwise(edges):
             if start < end:
-                pieces.append((case[start:end], target[start:end], weight[start:end]))
+                pieces.append((case[start:end], target[start:end], weight[start:end], 1.0))
     return Examples(*map(list, zip(*pieces, strict=True)))
 
 
@@ -195,18 +207,18 @@ def mean_loss(network: Network, examples: Examples, loss: Loss) -> float:
         inputs, lengths, targets, weights = examples.batch(chosen, device)
         total += (loss(network(inputs, lengths=lengths)[0], targets) * weights).sum().item()
         counted += weights.sum().item()
-    return total / counted if counted else math.inf
+    return total / counted
 
 
 @torch.no_grad()
-def scores_of(network: Network, cases: Sequence[Case]) -> list[Tensor]:
-    """Return the scores of each case, [K], or [time, K] from a network that reads out every step."""
-    network.eval()
+def scores_of(network: Network, cases: Sequence[Case], *, every_step: bool | None = None) -> list[Tensor]:
+    """Return the scores of each case, [K], or [time, K] at every step; as the network reads out if left open."""
+    every_step = network.every_step if every_step is None else every_step
     device = network.readout.weight.device
     found: list[Tensor] = [torch.empty(0)] * len(cases)
     for chosen in batches(cases, CASES_AT_ONCE, FRAMES_AT_ONCE):
         inputs, lengths = pad([cases[k] for k in chosen])
-        scores = network(inputs.to(device), lengths=lengths.to(device))[0].cpu()
+        scores = network(inputs.to(device), lengths=lengths.to(device), every_step=every_step)[0].cpu()
         for place, k in enumerate(chosen):
-            found[k] = scores[: len(cases[k]), place].clone() if network.every_step else scores[place]
+            found[k] = scores[: len(cases[k]), place].clone() if every_step else scores[place]
     return found

@@ -38,7 +38,9 @@ def _log(log: Log, epoch: Epoch) -> None:
 
 
 def _in_words(epoch: Epoch) -> str:
-    words = "diverged, going back" if epoch.train_loss is None else f"train loss {epoch.train_loss:.4f}"
+    words = "train loss not finite" if epoch.train_loss is None else f"train loss {epoch.train_loss:.4f}"
+    if epoch.undone:
+        words += f", undone: going on from epoch {epoch.best_epoch} at half the learning rate"
     if epoch.validation_loss is not None:
         words += f", validation loss {epoch.validation_loss:.4f}, lowest in epoch {epoch.best_epoch}"
     return words
@@ -48,15 +50,18 @@ def _in_words(epoch: Epoch) -> str:
 def _shown(epochs: int) -> Iterator[Report]:
     console = Console(stderr=True)
     if not console.is_terminal:
-        last = time.monotonic()
+        printed, newest = time.monotonic(), None  # when, and what has not been
 
         def line(epoch: Epoch) -> None:
-            nonlocal last
-            if time.monotonic() - last >= LINE_EVERY_SECONDS or epoch.epoch == epochs:
-                last = time.monotonic()
-                console.print(f"epoch {epoch.epoch} of {epochs}: {_in_words(epoch)}", highlight=False, soft_wrap=True)
+            nonlocal printed, newest
+            newest = epoch
+            if time.monotonic() - printed >= LINE_EVERY_SECONDS:
+                printed, newest = time.monotonic(), None
+                _print(console, epoch)
 
         yield line
+        if newest is not None:
+            _print(console, newest)
         return
     columns = [BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}")]
     with Progress(*columns, console=console) as bar:
@@ -66,3 +71,7 @@ def _shown(epochs: int) -> Iterator[Report]:
             bar.update(task, completed=epoch.epoch, description=_in_words(epoch))
 
         yield advance
+
+
+def _print(console: Console, epoch: Epoch) -> None:
+    console.print(f"epoch {epoch.epoch} of {epoch.epochs}: {_in_words(epoch)}", highlight=False, soft_wrap=True)

@@ -14,6 +14,7 @@ model.safetensors holds the state of the network; mean and scale of the inputs a
 Whatever changes here gets a new version, and old versions are still read.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -33,6 +34,7 @@ import mistrnn
 from mistrnn.errors import UsageError
 from mistrnn.estimators.network import Network, layer_arguments
 from mistrnn.layers import LAYERS, RecurrentLayer, layer_class
+from mistrnn.training.sweep import choose_device
 
 if TYPE_CHECKING:
     from mistrnn.estimators._estimator import SequenceEstimator
@@ -47,6 +49,8 @@ def save(estimator: "SequenceEstimator", folder: str | PathLike[str], *, force: 
     taken = [name for name in (CONFIG, WEIGHTS) if (folder / name).exists()]
     if taken and not force:
         raise UsageError(f"{folder}: there is a {taken[0]} already; choose another folder, or force overwriting it.")
+    if type(estimator).__name__ not in _kinds():
+        raise UsageError(f"expected one of {', '.join(_kinds())} to save, got {type(estimator).__name__}.")
     network = estimator.network_
     tensors = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
     weights = save_tensors(tensors)
@@ -60,22 +64,20 @@ def save(estimator: "SequenceEstimator", folder: str | PathLike[str], *, force: 
             "name": _layer_name(network.layer),
             "input_size": network.layer.input_size,
             "hidden_size": network.layer.hidden_size,
-            "arguments": layer_arguments(network.layer),
+            "arguments": _to_json("arguments", layer_arguments(network.layer)),
         },
         "learnt": {
             **estimator._learnt(),
             "output_size": network.readout.out_features,
             "channels": estimator.channel_names_,
-            "history": estimator.history_,
+            "history": _to_json("history", estimator.history_),
         },
         "weights": _digest(weights),
     }
     config["digest"] = _digest(_canonical(config))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Each file is whole or absent, and the configuration, which vouches for the weights, comes last.
-        _replace(folder / WEIGHTS, weights)
-        _replace(folder / CONFIG, json.dumps(config, indent=1, ensure_ascii=False).encode())
+        _replace(folder, {WEIGHTS: weights, CONFIG: json.dumps(config, indent=1, ensure_ascii=False).encode()})
     except OSError as error:
         raise UsageError(f"cannot write to the folder {folder}: {error.strerror}.") from error
 
@@ -92,7 +94,7 @@ def load(folder: str | PathLike[str], **hub: Any) -> "SequenceEstimator":
         raise UsageError(
             f"{path / WEIGHTS}: cannot be read ({error.strerror}); it belongs to a saved model."
         ) from error
-    if _digest(weights) != config["weights"]:
+    if _digest(weights) != config.get("weights"):
         raise UsageError(
             f"{path / WEIGHTS}: these are not the weights that {CONFIG} was written with: truncated, changed, or of another "
             "model. Save or copy the model again."
@@ -101,7 +103,9 @@ def load(folder: str | PathLike[str], **hub: Any) -> "SequenceEstimator":
         return _rebuilt(config, load_tensors(weights))
     except UsageError:
         raise
-    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, safetensors.SafetensorError) as error:
+    except (
+        LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError, safetensors.SafetensorError
+    ) as error:  # fmt: skip
         reason = " ".join(str(error).split())[:300]
         raise UsageError(f"{path}: this model cannot be rebuilt ({type(error).__name__}: {reason}).") from error
 
@@ -114,12 +118,12 @@ def _config(folder: Path) -> dict[str, Any]:
         raise UsageError(
             f"{folder}: expected a saved model, and its {CONFIG} cannot be read ({error.strerror})."
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not readable as JSON ({error}): truncated? Save or copy the model again.") from error
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise UsageError(f"{path}: expected a model saved by mistrnn, and this is none.")
     version = config.get("version")
-    if not isinstance(version, int) or not 1 <= version <= VERSION:
+    if type(version) is not int or not 1 <= version <= VERSION:
         raise UsageError(
             f"{path}: written by mistrnn {config.get('mistrnn')} in version {version} of the format, and mistrnn "
             f"{mistrnn.__version__} reads up to version {VERSION}: pip install --upgrade mistrnn."
@@ -133,16 +137,13 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _rebuilt(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> "SequenceEstimator":
-    from mistrnn import estimators  # it imports this file
-
-    kinds = {
-        kind.__name__: kind
-        for kind in (estimators.SequenceClassifier, estimators.FrameLabeler, estimators.SequenceRegressor)
-    }
     parameters = {name: _from_json(name, value) for name, value in config["parameters"].items()}
-    estimator: SequenceEstimator = kinds[config["kind"]](**parameters)
+    estimator = _kinds()[config["kind"]](**parameters)
+    estimator._check_parameters()
     stored, learnt = config["layer"], config["learnt"]
-    # Made without memory, so that no size in the file can ask for more than the tensors that came with it.
+    if stored["arguments"]["num_layers"] > len(tensors):
+        raise ValueError("more layers than weights")
+    # Made without memory, so that sizes that do not fit the weights cost nothing.
     layer = layer_class(stored["name"])(
         stored["input_size"], stored["hidden_size"], **stored["arguments"], device="meta"
     )
@@ -155,7 +156,18 @@ def _rebuilt(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> "Seque
     estimator.history_ = learnt["history"]
     estimator.n_epochs_, estimator.best_epoch_ = len(estimator.history_), estimator.history_[-1]["best_epoch"]
     estimator._set_learnt(learnt)
+    if estimator._output_size() != learnt["output_size"]:
+        raise ValueError(f"{estimator._output_size()} classes or numbers, and weights for {learnt['output_size']}")
+    with contextlib.suppress(UsageError):  # where there is no such device, the CPU serves
+        network.to(choose_device(str(estimator.device)))
     return estimator
+
+
+def _kinds() -> "dict[str, type[SequenceEstimator]]":
+    from mistrnn import estimators  # it imports this file
+
+    kinds = (estimators.SequenceClassifier, estimators.FrameLabeler, estimators.SequenceRegressor)
+    return {kind.__name__: kind for kind in kinds}
 
 
 def _layer_name(layer: RecurrentLayer) -> str:
@@ -176,6 +188,8 @@ def _to_json(name: str, value: Any) -> Any:
         return None  # its state has moved on
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, torch.device):
+        return str(value)
     if isinstance(value, PathLike):
         return os.fspath(value)
     if name == "class_weight" and isinstance(value, Mapping):  # keys that are not strings stay what they are
@@ -194,17 +208,24 @@ def _from_json(name: str, value: Any) -> Any:
 
 
 def _canonical(config: dict[str, Any]) -> bytes:
-    return json.dumps(config, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+    return json.dumps(config, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _replace(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f"{path.name}.part")
-    temporary.write_bytes(data)
-    os.replace(temporary, path)
+def _replace(folder: Path, files: dict[str, bytes]) -> None:
+    """Write files, all or none: what takes space is written beside the old ones first, and only then takes their places."""
+    temporary = {name: folder / f".{name}.{os.getpid()}.part" for name in files}
+    try:
+        for name, data in files.items():
+            temporary[name].write_bytes(data)
+        for name in files:
+            os.replace(temporary[name], folder / name)
+    finally:
+        for path in temporary.values():
+            path.unlink(missing_ok=True)
 
 
 def _from_hub(name: str, **hub: Any) -> Path:
@@ -213,7 +234,7 @@ def _from_hub(name: str, **hub: Any) -> Path:
     hub_api = _hub(f"{name}: there is no such folder, and to load a model of that name from the Hugging Face hub")
     try:
         return Path(hub_api.snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS], **hub))
-    except (OSError, ValueError, hub_api.errors.HfHubHTTPError) as error:
+    except Exception as error:  # whatever the hub or the network says
         reason = str(error).strip().split("\n")[0]
         raise UsageError(
             f"{name}: there is no such folder, and the Hugging Face hub did not give it: {reason}"
@@ -230,7 +251,7 @@ def push(estimator: "SequenceEstimator", name: str, *, private: bool = False, to
             api = hub_api.HfApi(token=token)
             api.create_repo(name, private=private, exist_ok=True)
             api.upload_folder(repo_id=name, folder_path=folder, commit_message="Save the model")
-        except (OSError, ValueError, hub_api.errors.HfHubHTTPError) as error:
+        except Exception as error:  # whatever the hub or the network says
             reason = str(error).strip().split("\n")[0]
             raise UsageError(f"{name}: the Hugging Face hub did not take it: {reason}") from error
     return f"{hub_api.constants.ENDPOINT}/{name}"
@@ -249,7 +270,6 @@ def _hub(purpose: str) -> Any:
     try:
         import huggingface_hub
         import huggingface_hub.constants
-        import huggingface_hub.errors
     except ImportError as error:
         raise UsageError(f"{purpose} needs its package: pip install 'mistrnn[hub]'.") from error
     return huggingface_hub

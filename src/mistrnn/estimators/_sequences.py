@@ -23,13 +23,23 @@ SHAPES = "[cases, channels, time], [cases, time] for one channel, or a list of a
 def is_table(x: Any) -> bool:
     """Whether X is a table [cases, time] in any form that scikit-learn knows: it then checks it, with its own words."""
     if isinstance(x, list | tuple):
-        return not (len(x) and all(isinstance(case, np.ndarray | Tensor) for case in x)) and np.ndim(_first(x)) < 2
+        rows = [case for case in x if isinstance(case, list | tuple)]
+        plain = all(not hasattr(case, "__array__") for case in x)
+        return (
+            plain and len({len(row) for row in rows}) <= 1 and not any(isinstance(row[0], list) for row in rows if row)
+        )
     dimensions = getattr(x, "ndim", 2 if hasattr(x, "__array__") else None)
+    if dimensions == 1 and getattr(x, "dtype", None) == np.dtype(object):
+        return False  # an array of cases
     return dimensions is not None and dimensions <= 2
 
 
-def _first(x: Sequence[Any]) -> Any:
-    return x[0] if len(x) else 0
+def as_array(x: Any) -> Any:
+    """Return a tensor, or an array some of whose numbers are masked, as a plain array, and anything else as it is."""
+    if isinstance(x, Tensor):
+        x = x.detach().cpu()
+        return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
+    return np.ma.filled(x.astype(np.float64), np.nan) if isinstance(x, np.ma.MaskedArray) else x
 
 
 def as_cases(owner: str, x: Any) -> list[Case]:
@@ -53,21 +63,15 @@ def as_cases(owner: str, x: Any) -> list[Case]:
 
 
 def _taken_apart(owner: str, x: Any) -> list[Any]:
-    if isinstance(x, Tensor):
-        x = x.detach().cpu().numpy()
-    if isinstance(x, np.ndarray) and x.ndim == 3:
-        return list(x)
-    if isinstance(x, np.ndarray) and x.ndim == 1 and x.dtype == object:
-        return list(x)
-    if isinstance(x, list | tuple):
+    x = as_array(x)
+    if isinstance(x, list | tuple) or getattr(x, "ndim", 0) == 3 or getattr(x, "dtype", None) == np.dtype(object):
         return list(x)
     got = f"an array {list(x.shape)}" if hasattr(x, "shape") else type(x).__name__
     raise UsageError(f"{owner}: expected X to be {SHAPES}, got {got}.")
 
 
 def _as_case(owner: str, number: int, case: Any) -> Case:
-    if isinstance(case, Tensor):
-        case = case.detach().cpu().numpy()
+    case = as_array(case)
     try:
         values = np.asarray(case)
     except ValueError:  # a list of lists of unequal length
@@ -100,15 +104,20 @@ def _as_case(owner: str, number: int, case: Any) -> Case:
     return values.T
 
 
-def statistics(cases: Sequence[Case]) -> tuple[Tensor, Tensor]:
+def statistics(owner: str, cases: Sequence[Case], weights: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Return mean and deviation of each channel over all steps of all cases; the deviation of a constant channel is 1.
 
-    >>> statistics([np.array([[1.0, 5.0], [3.0, 5.0]])])
+    >>> statistics("SequenceClassifier", [np.array([[1.0, 5.0], [3.0, 5.0]])], [1.0])
     (tensor([2., 5.], dtype=torch.float64), tensor([1., 1.], dtype=torch.float64))
     """
-    count = sum(len(case) for case in cases)
-    mean = sum(case.sum(0, dtype=np.float64) for case in cases) / count
-    square = sum(np.square(case - mean).sum(0) for case in cases) / count
+    pairs = list(zip(weights, cases, strict=True))
+    with np.errstate(over="ignore", invalid="ignore"):  # said below
+        count = sum(weight * len(case) for weight, case in pairs)
+        mean = sum(weight * case.sum(0, dtype=np.float64) for weight, case in pairs) / count
+        square = sum(weight * np.square(case - mean).sum(0) for weight, case in pairs) / count
+    if not (np.isfinite(mean) & np.isfinite(square)).all():
+        channel = int(np.flatnonzero(~(np.isfinite(mean) & np.isfinite(square)))[0])
+        raise UsageError(f"{owner}: expected smaller numbers in channel {channel}: their squares overflow.")
     lowest, highest = (np.array([f(case, 0) for case in cases]) for f in (np.min, np.max))
     varies = highest.max(0) > lowest.min(0)  # the deviation of a constant may be the rounding of its mean
     scale = np.where(varies & (square > 0), np.sqrt(square), 1.0)

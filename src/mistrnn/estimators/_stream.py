@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from torch import Tensor
 
 from mistrnn.errors import UsageError
 from mistrnn.estimators.network import Network
@@ -17,7 +18,7 @@ class EstimatorStream:
     Made by the `stream` method of an estimator. Time and memory of a call do not depend on how many came before.
     """
 
-    def __init__(self, network: Network, spoken: Callable[[torch.Tensor], Any]) -> None:
+    def __init__(self, network: Network, spoken: Callable[[Tensor], Any]) -> None:
         self._network, self._spoken = network, spoken
         self._layer = network.layer.stream(1)
         self._fresh = False

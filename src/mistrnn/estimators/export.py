@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import mistrnn
 from mistrnn.errors import UsageError
-from mistrnn.estimators import _labels
+from mistrnn.estimators._classes import labels_to_json
 from mistrnn.estimators._estimator import SequenceEstimator
 from mistrnn.estimators.network import Network
 from mistrnn.estimators.regressor import SequenceRegressor
@@ -407,7 +407,7 @@ def _describe(model: "onnx.ModelProto", estimator: SequenceEstimator, layer: Rec
         "mistrnn": mistrnn.__version__,
     }
     if hasattr(estimator, "classes_"):
-        about["classes"] = _labels.to_json(estimator.classes_)["values"]
+        about["classes"] = labels_to_json(estimator.classes_)["values"]
     text = f"A {kind} of mistrnn {mistrnn.__version__}: {layer}.\n"
     if step:
         state = _fresh_state(layer)

@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mistrnn.errors import UsageError
-from mistrnn.estimators import _labels
-from mistrnn.estimators._estimator import SequenceEstimator
+from mistrnn.estimators._classes import ClassEstimator
+from mistrnn.estimators._estimator import is_whole
 from mistrnn.estimators._fitting import Examples
 from mistrnn.estimators._sequences import Case
-from mistrnn.estimators.classifier import ClassWeight, Spoken, class_weights, spoken
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class FrameLabeler(SequenceEstimator):
+class FrameLabeler(ClassEstimator):
     """Labels every step of a sequence from what came until then: activities, gestures, sounds.
 
     Args:
-        class_weight: how much each class counts: a dict, "balanced" for the same sum of every class, or None.
+        class_weight: how much each class counts: a dict (1 for those that it does not name), "balanced" for the same sum of
+            every class, or None.
         unlabeled: the label that means that a step has none; NaN and None always do. Such steps are read and not learnt.
         piece_length: train on pieces of at most this many steps, cut anew in every epoch; None for whole cases.
 
@@ -34,12 +34,11 @@ class FrameLabeler(SequenceEstimator):
     >>> from mistrnn import FrameLabeler
     >>> X = np.random.RandomState(0).randn(20, 1, 50)
     >>> y = np.where(X[:, 0] > 0, "high", "low")
-    >>> model = FrameLabeler(hidden_size=8, max_epochs=10, random_state=0).fit(X, y)
+    >>> model = FrameLabeler(hidden_size=8, max_epochs=60, random_state=0).fit(X, y)
     >>> model.predict(X).shape, model.score(X, y) > 0.9
     ((20, 50), True)
     """
 
-    class_weight: ClassWeight = None
     unlabeled: Any = None
     piece_length: int | None = 1000
 
@@ -48,9 +47,7 @@ class FrameLabeler(SequenceEstimator):
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        if self.piece_length is not None and not (
-            isinstance(self.piece_length, int | np.integer) and self.piece_length > 0
-        ):
+        if self.piece_length is not None and not is_whole(self.piece_length):
             raise UsageError(
                 f"{self._name}: expected piece_length to be a whole number from 1 on, or None, got {self.piece_length!r}."
             )
@@ -58,36 +55,32 @@ class FrameLabeler(SequenceEstimator):
     def _learn(self, cases: Sequence[Case], y: Any, sample_weight: NDArray[np.float64]) -> Examples:
         labels = self._labels_of(cases, y)
         there = [self._is_label(row) for row in labels]
-        known = [row[mask] for row, mask in zip(labels, there, strict=True) if mask.any()]
+        known = [label for row, mask in zip(labels, there, strict=True) for label in row[mask].tolist()]
         if not known:
             raise UsageError(f"{self._name}: expected labels, got none: every step of every case is unlabelled.")
-        together = np.concatenate(known)
-        if together.dtype == object:
-            kinds = {type(value) for value in together}
-            if len(kinds) > 1:
-                names = " and ".join(sorted(kind.__name__ for kind in kinds))
-                raise UsageError(f"{self._name}: expected labels of one type, got {names}.")
-            together = np.array(together.tolist())
-        if together.dtype.kind == "f" and not (together == together.round()).all():
+        kinds = {type(label) for label in known}
+        if len(kinds) > 1:
+            names = " and ".join(sorted(kind.__name__ for kind in kinds))
+            raise UsageError(f"{self._name}: expected labels of one type, got {names}.")
+        together = np.array(known)
+        if together.dtype.kind == "f" and not (np.isfinite(together) & (together == together.round())).all():
             raise UsageError(f"{self._name}: expected classes as labels, got numbers such as {together[0]}.")
-        self.classes_, encoded = np.unique(together, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise UsageError(
-                f"{self._name}: expected at least 2 classes, because one alone leaves nothing to learn, got one class: "
-                f"{self.classes_.tolist()}."
-            )
-        of_class = class_weights(self._name, self.class_weight, self.classes_, encoded)
-        targets, weights, place = [], [], 0
-        for mask, weight in zip(there, sample_weight, strict=True):
-            target, count = np.zeros(len(mask), dtype=np.int64), int(mask.sum())
-            target[mask] = encoded[place : place + count]
-            place += count
+        encoded = self._set_classes(together)
+        counts = [int(mask.sum()) for mask in there]
+        of_class = self._class_weights(encoded, np.repeat(sample_weight, counts))
+        targets, weights = [], []
+        parts = np.split(encoded, np.cumsum(counts)[:-1])
+        for mask, own, weight in zip(there, parts, sample_weight, strict=True):
+            target = np.zeros(len(mask), dtype=np.int64)
+            target[mask] = own
             targets.append(torch.from_numpy(target))
             weights.append(torch.from_numpy(np.where(mask, weight * of_class[target], 0.0)).float())
-        return Examples(cases, targets, weights)
+        return Examples(cases, targets, weights, sample_weight.tolist())
 
     def _labels_of(self, cases: Sequence[Case], y: Any) -> list[NDArray[Any]]:
         """Return one array of labels for each case, as long as the case."""
+        if hasattr(y, "iloc"):  # a pandas table [cases, time] would be gone through by columns
+            y = y.to_numpy()
         if len(y) != len(cases):
             raise UsageError(f"{self._name}: expected labels for {len(cases)} cases, got {len(y)}.")
         rows = [np.asarray(row) for row in y]
@@ -100,16 +93,12 @@ class FrameLabeler(SequenceEstimator):
         return rows
 
     def _is_label(self, labels: NDArray[Any]) -> NDArray[np.bool_]:
-        if labels.dtype.kind == "f":
-            there: NDArray[np.bool_] = ~np.isnan(labels)
-        elif labels.dtype == object:
-            there = np.array([label is not None and label == label for label in labels], dtype=bool)
-        else:
-            there = np.ones(len(labels), dtype=bool)
-        return there if self.unlabeled is None else there & np.asarray(labels != self.unlabeled, dtype=bool)
-
-    def _output_size(self) -> int:
-        return len(self.classes_)
+        there = np.ones(len(labels), dtype=bool)
+        if labels.dtype.kind in "fO":  # NaN is not equal to itself, and pandas' NA not even that
+            there = np.array([label is not None and (label == label) is True for label in labels.tolist()], dtype=bool)
+        if self.unlabeled is not None:
+            there[there] = [label != self.unlabeled for label in labels[there].tolist()]
+        return there
 
     def _loss(self, scores: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
@@ -129,6 +118,10 @@ class FrameLabeler(SequenceEstimator):
         found = self.predict(X)
         labels = self._labels_of([np.empty((len(row), 1)) for row in found], y)
         weights = np.ones(len(labels)) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+        if weights.shape != (len(labels),):
+            raise UsageError(
+                f"{self._name}: expected {len(labels)} sample weights, got an array {list(weights.shape)}."
+            )
         right, count = 0.0, 0.0
         for row, label, weight in zip(found, labels, weights, strict=True):
             there = self._is_label(label)
@@ -136,15 +129,6 @@ class FrameLabeler(SequenceEstimator):
         if not count:
             raise UsageError(f"{self._name}: expected labels to compare with, got none.")
         return float(right / count)
-
-    def _spoken(self, scores: Tensor) -> Spoken:
-        return spoken(scores, self.classes_)
-
-    def _learnt(self) -> dict[str, Any]:
-        return {"classes": _labels.to_json(self.classes_)}
-
-    def _set_learnt(self, learnt: dict[str, Any]) -> None:
-        self.classes_ = _labels.from_json(learnt["classes"])
 
 
 def _is_array(x: Any) -> bool:

@@ -1,5 +1,6 @@
 """The network of an estimator: standardised inputs, a recurrent layer, a linear readout."""
 
+from inspect import signature
 from typing import Any
 
 import torch
@@ -37,11 +38,16 @@ class Network(Model):
         return ((input.to(self.mean.dtype) - self.mean) / self.scale).to(self.readout.weight.dtype)
 
     def forward(  # type: ignore[override]
-        self, input: Tensor, state: State | None = None, *, lengths: Tensor | None = None
+        self,
+        input: Tensor,
+        state: State | None = None,
+        *,
+        lengths: Tensor | None = None,
+        every_step: bool | None = None,
     ) -> tuple[Tensor, State]:
-        """Return the scores and the state to go on from."""
+        """Return the scores and the state to go on from; every_step: as the network is if left out."""
         output, state = self.layer(self.standardised(input), state, lengths=lengths)
-        if not self.every_step:
+        if not (self.every_step if every_step is None else every_step):
             output = self._at_the_end(output, lengths)
         return self.readout(F.dropout(output, self.dropout, self.training)), state
 
@@ -59,16 +65,5 @@ class Network(Model):
 
 def layer_arguments(layer: RecurrentLayer) -> dict[str, Any]:
     """Return what to give the layer's class, beside sizes, to make another one like it."""
-    names = (
-        "num_layers",
-        "delays",
-        "periods",
-        "bias",
-        "dropout",
-        "bidirectional",
-        "zoneout",
-        "recurrent_dropout",
-        "layer_norm",
-    )
-    found = {name: getattr(layer, name) for name in names if hasattr(layer, name)}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+    others = {"input_size", "hidden_size", "batch_first", "device", "dtype"}
+    return {name: getattr(layer, name) for name in signature(type(layer)).parameters if name not in others}

@@ -3,7 +3,8 @@
 import contextlib
 import csv
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,11 @@ def save_figure(figure: Figure, folder: Path, name: str, rows: Sequence[Mapping[
     svg, png, table = (folder / f"{name}.{kind}" for kind in ("svg", "png", "csv"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with matplotlib.rc_context(SVG):
-            figure.savefig(svg, metadata={"Date": None})
-        figure.savefig(png, dpi=150)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from")  # people's own words, in scripts the font lacks
+            with matplotlib.rc_context(SVG):
+                figure.savefig(svg, metadata={"Date": None})
+            figure.savefig(png, dpi=150)
     except OSError as error:
         raise UsageError(f"cannot write to the folder {folder}: {error.strerror}.") from error
     save_rows(table, rows)
@@ -45,11 +48,17 @@ def save_figure(figure: Figure, folder: Path, name: str, rows: Sequence[Mapping[
 
 def save_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     """Write rows as CSV, the whole file or nothing."""
+    names = list(rows[0])
+    save_table(path, names, ([row[name] for name in names] for row in rows))
+
+
+def save_table(path: Path, names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write the names of columns and then rows as CSV, the whole file or nothing."""
     temporary = path.parent / f"{path.name}.part"
     try:
         with open(temporary, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(names)
             writer.writerows(rows)
         os.replace(temporary, path)
     except OSError as error:

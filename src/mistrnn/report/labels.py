@@ -12,6 +12,9 @@ from mistrnn.report._files import save_figure
 from mistrnn.tasks import IGNORED, Task
 from mistrnn.training import Model
 
+MOST_NUMBERED = 16
+"""Classes up to which the counts stand in the cells of a confusion matrix."""
+
 
 @torch.no_grad()
 def predictions(model: Model, task: Task) -> tuple[Tensor, Tensor, Tensor]:
@@ -40,10 +43,16 @@ def draw_confusion(counts: Tensor, classes: Sequence[str], folder: Path, *, titl
     axes = figure.subplots()
     image = axes.imshow(shares.numpy(), cmap="cividis", vmin=0, vmax=1)
     figure.colorbar(image, ax=axes, label="share of the true class", shrink=0.8)
-    axes.set_xticks(range(len(classes)), classes, rotation=90, fontsize=8)
-    axes.set_yticks(range(len(classes)), classes, fontsize=8)
+    for true, found in torch.nonzero(counts if len(classes) <= MOST_NUMBERED else torch.zeros(0)).tolist():
+        colour = "black" if shares[true, found] > 0.5 else "white"
+        count = f"{int(counts[true, found]):,}"
+        axes.text(found, true, count, ha="center", va="center", color=colour, fontsize=7 if len(count) < 5 else 6)
+    # Classes are people's own words: a $ in them is no formula, and one may be called "true".
+    axes.set_xticks(range(len(classes)), classes, rotation=90, fontsize=8, parse_math=False)
+    axes.set_yticks(range(len(classes)), classes, fontsize=8, parse_math=False)
     axes.set(xlabel="predicted", ylabel="true", title=title)
-    rows = [{"true": name} | dict(zip(classes, counts[k].tolist(), strict=True)) for k, name in enumerate(classes)]
+    head = "true" if "true" not in classes else "true class"
+    rows = [{head: name} | dict(zip(classes, counts[k].tolist(), strict=True)) for k, name in enumerate(classes)]
     return save_figure(figure, folder, "confusion", rows)
 
 

@@ -1,0 +1,168 @@
+"""What `mist stream` does: a line in, a line out, in constant time and memory."""
+
+import csv
+import io
+import math
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from mistrnn.cli._model_folder import load_model
+from mistrnn.errors import UsageError
+
+LONGEST_LINE = 2**20
+"""Bytes; what is longer is no row of measurements."""
+
+
+class BadLineError(UsageError):
+    """A line that cannot be read as a row."""
+
+
+class Rows:
+    """Makes rows of numbers from lines of CSV.
+
+    The first line of a recording may name its columns, in any order and with others among them; without that, a line holds
+    the model's columns in their order.
+
+    >>> rows = Rows(["x", "y"])
+    >>> rows.row("y,note,x"), rows.row("2,walking,1")
+    (None, [1.0, 2.0])
+    >>> rows.restart()
+    >>> rows.row("x,y"), rows.row("3,4")
+    (None, [3.0, 4.0])
+    """
+
+    def __init__(self, columns: list[str]) -> None:
+        self._columns = columns
+        self._places, self._cells = list(range(len(columns))), len(columns)
+        self._first = True
+
+    def restart(self) -> None:
+        """Let a new recording begin: the columns may be named again; if they are not, they stay as they were named before."""
+        self._first = True
+
+    def row(self, line: str) -> list[float] | None:
+        """Return the numbers of a line, None if it names the columns."""
+        try:
+            cells = [cell.strip() for cell in next(csv.reader([line]))]
+        except csv.Error as error:
+            raise BadLineError(f"not readable as CSV ({error}).") from None
+        named = all(name in cells for name in self._columns) or not all(_is_number(cell) for cell in cells)
+        if self._first and named and self._take_names(cells):
+            return None
+        self._first = False
+        if len(cells) != self._cells:
+            raise BadLineError(f"expected {self._cells} cells, got {len(cells)}: {_short(line)}.")
+        return [self._number(place, cells[place]) for place in self._places]
+
+    def _take_names(self, cells: list[str]) -> bool:
+        """Take the names of the columns from a line; return whether it holds them."""
+        if not any(cell in self._columns for cell in cells):
+            if any(_is_number(cell) for cell in cells):
+                return False  # a row with something else in it
+            raise BadLineError(
+                f"expected the columns {', '.join(self._columns)}, or numbers, got {_short(','.join(cells))}."
+            )
+        missing = [name for name in self._columns if name not in cells]
+        if missing:
+            raise UsageError(f"expected the columns {', '.join(missing)}, too; there are {', '.join(cells)}.")
+        twice = [name for name in self._columns if cells.count(name) > 1]
+        if twice:
+            raise UsageError(f"expected every column once, got {twice[0]!r} {cells.count(twice[0])} times.")
+        self._places, self._cells = [cells.index(name) for name in self._columns], len(cells)
+        self._first = False
+        return True
+
+    def _number(self, place: int, cell: str) -> float:
+        try:
+            value = float(cell)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            name = self._columns[self._places.index(place)]
+            raise BadLineError(f"column {name!r}: expected a number, got {cell!r}.")
+        return value
+
+
+def answer_lines(model: Path, *, skip_bad: bool) -> int:
+    """Answer every line of standard input on standard output until either ends; return the exit status."""
+    estimator, kept = load_model(model)
+    try:
+        live = estimator.stream()
+    except ValueError as error:  # a layer that reads in both directions
+        raise UsageError(f"{model}: cannot be streamed. {error}") from error
+    rows = Rows(list(kept.reading.columns or ()))
+    has_classes = kept.kind != "numbers"
+    bad, first_bad = 0, ""
+    try:
+        _write(["label", "probability"] if has_classes else ["value"])
+        number = 0
+        # Bytes, line by line: nothing is read ahead of what has come.
+        while data := sys.stdin.buffer.readline(LONGEST_LINE):
+            number += 1
+            try:
+                line = _decoded(data)
+                if not line.strip():
+                    live.reset()
+                    rows.restart()
+                    _write([])
+                    continue
+                values = rows.row(line)
+            except BadLineError as error:
+                if not skip_bad:
+                    raise UsageError(f"line {number}: {error} Skip such lines with --skip-bad.") from None
+                bad, first_bad = bad + 1, first_bad or f"line {number}: {error}"
+                _write(["", ""] if has_classes else [""])
+                continue
+            except UsageError as error:
+                raise UsageError(f"line {number}: {error}") from None
+            if values is None:
+                continue
+            said = live(values)
+            _write(
+                [said.label, f"{said.probability:.6f}"]
+                if has_classes
+                else [f"{value:.9g}" for value in np.atleast_1d(said)]
+            )
+    except BrokenPipeError:
+        # Whoever read has enough. What is left in the buffer must not be flushed at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    if bad:
+        print(f"note: {bad:,} lines were skipped; the first was {first_bad}", file=sys.stderr)
+    return 0
+
+
+def _decoded(data: bytes) -> str:
+    if not data.endswith(b"\n") and len(data) >= LONGEST_LINE:
+        while data and not data.endswith(b"\n"):  # the rest of it is part of the same line
+            data = sys.stdin.buffer.readline(LONGEST_LINE)
+        raise BadLineError(f"expected a line of at most {LONGEST_LINE:,} bytes.")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadLineError(f"expected text in UTF-8, got the byte 0x{data[error.start]:02x}.") from None
+
+
+def _write(cells: list[object]) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(cells)
+    sys.stdout.write(text.getvalue() + "\n")
+    sys.stdout.flush()
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _short(text: str, most: int = 60) -> str:
+    text = text.strip()
+    return repr(text if len(text) <= most else text[:most] + "…")

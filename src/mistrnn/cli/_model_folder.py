@@ -1,0 +1,130 @@
+"""The folder of a model: config.json and model.safetensors (the estimator), reading.json (how tables are read), report/."""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from mistrnn.errors import UsageError
+from mistrnn.estimators import FrameLabeler, SequenceClassifier, SequenceEstimator, SequenceRegressor
+from mistrnn.estimators._saved import CONFIG, WEIGHTS
+from mistrnn.estimators._saved import FORMAT as MODEL_FORMAT
+from mistrnn.report.evaluation import check_report_folder
+from mistrnn.tables import Reading
+
+Kind = Literal["recordings", "rows", "numbers"]
+"""What has a label: each recording, each row, or each recording a number."""
+ESTIMATORS: dict[Kind, type[SequenceEstimator]] = {
+    "recordings": SequenceClassifier,
+    "rows": FrameLabeler,
+    "numbers": SequenceRegressor,
+}
+READING, READING_FORMAT, READING_VERSION = "reading.json", "mistrnn-reading", 1
+REPORT = "report"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How the tables of a model are read."""
+
+    reading: Reading
+    kind: Kind
+    labels: str | None
+    """The name of the file with the labels, if they had one; where it lies among new recordings, it is none of them."""
+
+
+def load_model(folder: Path) -> tuple[SequenceEstimator, Kept]:
+    """Return a model and how its tables are read."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: expected the folder of a model, and there is none.")
+    estimator = SequenceEstimator.from_pretrained(folder)
+    kind = next(name for name, one in ESTIMATORS.items() if type(estimator) is one)
+    path, names = folder / READING, estimator.channel_names_
+    if not path.exists():  # saved from Python
+        if names is None:
+            raise UsageError(
+                f"{folder}: expected a {READING} or the channels' names in {CONFIG}, because columns are chosen by name. Set "
+                "channel_names_ before save_pretrained, or train with `mist fit`."
+            )
+        return estimator, Kept(Reading(columns=tuple(names)), kind, labels=None)
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if stored["format"] != READING_FORMAT or stored["version"] != READING_VERSION:
+            raise UsageError(
+                f"{path}: expected {READING_FORMAT} in version {READING_VERSION}, got {stored['format']} in version "
+                f"{stored['version']}: pip install --upgrade mistrnn."
+            )
+        reading = Reading(**{**stored["reading"], "columns": tuple(stored["reading"]["columns"])})
+        kept = Kept(reading, stored["kind"], stored["labels"])
+    except UsageError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{path}: cannot be read ({error!r}): truncated or changed? Train or copy the model again."
+        ) from error
+    if kept.kind != kind or list(kept.reading.columns or ()) != names:
+        raise UsageError(
+            f"{path}: belongs to another model than the {CONFIG} beside it. Train or copy the model again."
+        )
+    return estimator, kept
+
+
+def save_reading(folder: Path, kept: Kept) -> None:
+    stored = {
+        "format": READING_FORMAT,
+        "version": READING_VERSION,
+        "kind": kept.kind,
+        "labels": kept.labels,
+        "reading": asdict(kept.reading),
+    }
+    path, temporary = folder / READING, folder / f"{READING}.part"
+    try:
+        temporary.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}.") from error
+
+
+def check_model_folder(out: Path, force: bool) -> None:
+    """Refuse a folder that holds something; with `force`, one in which something that is not ours would be overwritten."""
+    check_writable(out)
+    if not out.exists() or not any(out.iterdir()):
+        return
+    if not force:
+        raise UsageError(
+            f"{out}: expected a new or an empty folder, got one with files; overwrite a model with --force."
+        )
+    for name, wanted in ((CONFIG, MODEL_FORMAT), (READING, READING_FORMAT)):
+        try:
+            content = json.loads((out / name).read_text(encoding="utf-8"))
+            ours = isinstance(content, dict) and content.get("format") == wanted
+        except FileNotFoundError:
+            name, ours = WEIGHTS, name != CONFIG or not (out / WEIGHTS).exists()
+        except (OSError, ValueError):
+            ours = False
+        if not ours:
+            raise UsageError(
+                f"{out / name}: not written by `mist fit`, so it is not overwritten. Choose another folder."
+            )
+    check_report_folder(out / REPORT, force=True)
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written, before hours of training."""
+    there = folder.absolute()
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise UsageError(f"cannot write to the folder {folder}: {there} is a file.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(f"cannot write to the folder {folder}: Permission denied.")
+
+
+def check_outside(out: Path, recordings: Path, what: str) -> None:
+    """Refuse to write among the recordings: what is written there would be read as one the next time."""
+    if recordings.is_dir() and out.resolve().is_relative_to(recordings.resolve()):
+        raise UsageError(
+            f"{out}: expected a {what} outside of {recordings}, because what is in there is read as recordings. Choose another "
+            "place for --out."
+        )

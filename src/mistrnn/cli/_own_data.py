@@ -1,0 +1,424 @@
+"""What `mist fit`, `predict` and `evaluate` do: tables in, a model, a report or predictions out."""
+
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mistrnn.cli._app import console
+from mistrnn.cli._flags import numbers
+from mistrnn.cli._labelled import contents_of, labelled, say, targets_of
+from mistrnn.cli._model_folder import (
+    ESTIMATORS,
+    REPORT,
+    Kept,
+    Kind,
+    check_model_folder,
+    check_outside,
+    check_writable,
+    load_model,
+    save_reading,
+)
+from mistrnn.cli._progress import stop_on_ctrl_c
+from mistrnn.errors import UsageError
+from mistrnn.estimators import FrameLabeler, SequenceClassifier, SequenceEstimator, SequenceRegressor
+from mistrnn.estimators._fitting import Epoch
+from mistrnn.layers import LAYERS
+from mistrnn.report._files import save_table
+from mistrnn.report.evaluation import (
+    TENTHS,
+    UNLABELLED,
+    Evaluation,
+    check_report_folder,
+    clear_report_folder,
+    evaluate_numbers,
+    evaluate_recordings,
+    evaluate_rows,
+    print_evaluation,
+    save_evaluation,
+)
+from mistrnn.tables import Reading, Recording, hold_out, read_recordings
+from mistrnn.training.study import OWN_OPTIONS
+
+MOST_CLASSES_NAMED = 30
+
+
+def fit_model(
+    *,
+    recordings: Path,
+    out: Path,
+    labels: Path | None,
+    label_column: str | None,
+    per_recording: bool,
+    regress: bool,
+    columns: str | None,
+    id_column: str | None,
+    time_column: str | None,
+    group_column: str | None,
+    test_share: float,
+    force: bool,
+    **settings: Any,
+) -> bool:
+    """Train a model, report on what was held out, and save both; return whether it ran to its end."""
+    kind = _kind(labels, label_column, per_recording, regress)
+    if not 0 <= test_share < 1:
+        raise UsageError(f"expected --test-share from 0 to below 1, got {test_share}.")
+    estimator = _estimator(kind, settings)
+    check_outside(out, recordings, "folder")
+    check_model_folder(out, force)
+    reading = Reading(
+        columns=None if columns is None else _names(columns),
+        id_column=id_column,
+        time_column=time_column,
+        label_column=label_column or "label",
+        group_column=group_column,
+    )
+    others = {"label": reading.label_column, "time": time_column, "group": group_column, "id": id_column}
+    for what, name in others.items():
+        if name is not None and name in (reading.columns or ()):
+            raise UsageError(f"expected --columns without {name!r}, because it is the {what} column, not an input.")
+    found, reading, table = labelled(recordings, reading, kind, labels, training=True, need_id=id_column is not None)
+    targets, classes = targets_of(found, kind, table, reading)
+    _print_summary(found, reading, classes)
+    held = np.zeros(len(found), dtype=bool)
+    if test_share > 0:
+        if len(found) < 2:
+            raise UsageError(
+                f"{recordings}: expected several recordings, because --test-share {test_share} of them are held out, got one. "
+                "A long table needs --id-column; --test-share 0 trains on all, without an honest figure."
+            )
+        groups = [str(one.group) for one in found] if group_column is not None else None
+        held = hold_out(test_share, contents_of(found, kind), groups, settings["seed"])
+    train_on, test_on = np.flatnonzero(~held), np.flatnonzero(held)
+    _print_split(found, train_on, test_on, group_column)
+    _say_untested_classes(contents_of(found, kind), held)
+    _say_constant_channels([found[k] for k in train_on], reading)
+    learnt = [found[k] for k in train_on]
+    stopped, seconds = _train(estimator, learnt, [targets[k] for k in train_on], kind, group_column)
+    estimator.channel_names_ = list(reading.columns or ())
+    estimator.verbose, estimator.log_dir = False, None  # how it was watched is no part of a model
+    clear_report_folder(out / REPORT, force=force)  # it would be about another model
+    estimator.save_pretrained(out, force=force)
+    save_reading(out, Kept(reading, kind, None if labels is None else labels.name))
+    print(
+        f"\ntrained {estimator.n_epochs_} epochs in {seconds:.0f} s, kept epoch {estimator.best_epoch_}; "
+        f"{estimator.parameter_count():,} weights"
+    )
+    if len(test_on):
+        tested = [found[k] for k in test_on]
+        evaluation = _judged(estimator, kind, tested, [targets[k] for k in test_on])
+        about = {
+            "layer": str(estimator.layer),
+            "hidden": estimator.hidden_size,
+            "weights": estimator.parameter_count(),
+            "epochs": estimator.n_epochs_,
+            "best_epoch": estimator.best_epoch_,
+            "stopped_by_ctrl_c": stopped,
+            "seconds": round(seconds, 1),
+            "trained_on": [one.id for one in learnt],
+            "held_out": [one.id for one in tested],
+        }
+        print("\nOn what was held out:\n")
+        title = f"{_layer_name(estimator)}, {estimator.hidden_size} units: recordings that were held out"
+        _report(evaluation, out / REPORT, title, about, force)
+    else:
+        print("\nNothing was held out (--test-share 0), so there is no honest figure: evaluate it on other recordings.")
+    print(f"model: {out}")
+    if stopped:
+        print("stopped by Ctrl-C; the model is the best so far.")
+    return not stopped
+
+
+def write_predictions(model: Path, recordings: Path, out: Path, *, id_column: str | None, force: bool) -> None:
+    """Write what a model says of recordings into a CSV file."""
+    check_outside(out, recordings, "file")
+    if out.exists() and not force:
+        raise UsageError(f"{out}: there is such a file already; choose another name, or overwrite it with --force.")
+    if out.is_dir():
+        raise UsageError(f"{out}: expected the name of a file to write, got a folder.")
+    check_writable(out.parent)
+    estimator, kept = load_model(model)
+    reading = replace(kept.reading, id_column=id_column or kept.reading.id_column)
+    found, reading = read_recordings(
+        recordings,
+        reading,
+        labels=False,
+        groups=False,
+        strict=False,
+        need_id=id_column is not None,
+        skip=[] if kept.labels is None else [recordings / kept.labels],
+        say=say,
+    )
+    names, rows = _prediction_rows(estimator, kept.kind, found, reading)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    save_table(out, names, rows)
+    count = sum(len(one.values) for one in found)
+    print(f"{out}: {len(found):,} recordings, {count:,} rows")
+
+
+def evaluate_model(
+    model: Path,
+    recordings: Path,
+    out: Path,
+    *,
+    labels: Path | None,
+    label_column: str | None,
+    id_column: str | None,
+    force: bool,
+) -> None:
+    """Report how a model does on labelled recordings."""
+    check_outside(out, recordings, "folder")
+    check_report_folder(out, force=force)
+    check_writable(out)
+    estimator, kept = load_model(model)
+    if kept.kind == "rows" and labels is not None:
+        raise UsageError(
+            f"expected no --labels, because {model} labels rows: their labels are a column of the recordings."
+        )
+    if kept.kind == "numbers" and labels is None:
+        raise UsageError(f"expected --labels, because {model} predicts a number for each recording.")
+    if labels is None and label_column is None and kept.labels is not None:
+        raise UsageError(
+            f"expected --labels, because {model} was trained with a table of labels, {kept.labels}, or --label-column NAME, a "
+            "column of the recordings."
+        )
+    reading = replace(
+        kept.reading,
+        id_column=id_column or kept.reading.id_column,
+        label_column=label_column or kept.reading.label_column or "label",
+    )
+    found, reading, table = labelled(
+        recordings, reading, kept.kind, labels, training=False, need_id=id_column is not None
+    )
+    targets, _ = targets_of(found, kept.kind, table, reading, known=estimator)
+    evaluation = _judged(estimator, kept.kind, found, targets)
+    about = {"model": str(model), "recordings": str(recordings), "evaluated": [one.id for one in found]}
+    title = f"{_layer_name(estimator)}, {estimator.hidden_size} units: {len(found):,} other recordings"
+    _report(evaluation, out, title, about, force)
+
+
+def _kind(labels: Path | None, label_column: str | None, per_recording: bool, regress: bool) -> Kind:
+    if labels is None and regress:
+        raise UsageError(
+            "expected --labels, because --regress takes its numbers from a table, one row for each recording."
+        )
+    if labels is None and label_column is None:
+        raise UsageError(
+            "expected labels: --labels TABLE with one for each recording, or --label-column NAME, a column of the recordings."
+        )
+    if labels is not None:
+        return "numbers" if regress else "recordings"
+    return "recordings" if per_recording else "rows"
+
+
+def _estimator(kind: Kind, settings: dict[str, Any]) -> SequenceEstimator:
+    """Return an estimator, its settings checked, so that nobody waits for a mistake."""
+    name = settings["layer"]
+    options: dict[str, Any] = {}
+    if name not in LAYERS:
+        raise UsageError(f"expected --layer among {', '.join(LAYERS)}, got {name!r}.")
+    for option, owners in OWN_OPTIONS.items():
+        if settings.get(option) is not None:
+            if name not in owners:
+                raise UsageError(f"{name}: expected no --{option}, because they belong to {' and '.join(owners)}.")
+            options[option] = numbers(option, settings[option])
+    weights = {"none": None, "balanced": "balanced"}
+    if settings["class_weight"] not in weights:
+        raise UsageError(f"expected --class-weight balanced or none, got {settings['class_weight']!r}.")
+    own: dict[str, Any] = {} if kind == "numbers" else {"class_weight": weights[settings["class_weight"]]}
+    if kind == "numbers" and settings["class_weight"] != "none":
+        raise UsageError("expected no --class-weight with --regress, because numbers are no classes.")
+    if settings["piece_length"] is not None:
+        if kind != "rows":
+            raise UsageError(
+                "expected no --piece-length, because it is for labels of rows, and these are of recordings."
+            )
+        own["piece_length"] = settings["piece_length"]
+    if not 0 <= settings["seed"] < 2**31:
+        raise UsageError(f"expected --seed between 0 and 2^31 - 1, got {settings['seed']}.")
+    estimator = ESTIMATORS[kind](
+        layer=name,
+        hidden_size=settings["hidden"],
+        num_layers=settings["num_layers"],
+        layer_options=options or None,
+        max_epochs=settings["epochs"],
+        batch_size=settings["batch_size"],
+        learning_rate=settings["learning_rate"],
+        device=settings["device"],
+        random_state=settings["seed"],
+        log_dir=None if settings["tensorboard"] is None else str(settings["tensorboard"]),
+        verbose=True,
+        **own,
+    )
+    estimator._check_parameters()
+    try:
+        LAYERS[name](1, estimator.hidden_size, estimator.num_layers, **options, device="meta")
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UsageError(str(error)) from error
+    return estimator
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if "" in names or twice:
+        raise UsageError(f"expected --columns to be names such as ax,ay,az, each once, got {text!r}.")
+    return names
+
+
+def _print_summary(recordings: Sequence[Recording], reading: Reading, classes: Counter[Any]) -> None:
+    rows = [len(one.values) for one in recordings]
+    print(f"{len(recordings):,} recordings of {min(rows):,} to {max(rows):,} rows, {sum(rows):,} in all")
+    print(f"inputs: {', '.join(reading.columns or ())}")
+    if classes:
+        words = ", ".join(f"{label} {count:,}" for label, count in sorted(classes.items())[:MOST_CLASSES_NAMED])
+        print(f"{len(classes)} classes: {words}{', …' if len(classes) > MOST_CLASSES_NAMED else ''}")
+
+
+def _print_split(
+    recordings: Sequence[Recording], train_on: NDArray[np.int64], test_on: NDArray[np.int64], group_column: str | None
+) -> None:
+    if not len(test_on):
+        print(f"trained on: all {len(train_on):,} recordings")
+        return
+
+    def whose(chosen: NDArray[np.int64]) -> str:
+        if group_column is None:
+            return ""
+        names = sorted({str(recordings[k].group) for k in chosen})
+        more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+        return f" ({group_column} {', '.join(names[:10])}{more})"
+
+    print(f"trained on: {len(train_on):,} recordings{whose(train_on)}")
+    print(f"held out:   {len(test_on):,} recordings{whose(test_on)}", flush=True)
+
+
+def _say_untested_classes(contents: Sequence[Counter[Any]], held: NDArray[np.bool_]) -> None:
+    tested = {label for content, out in zip(contents, held, strict=True) for label in content if out}
+    missing = sorted({label for content in contents for label in content} - tested)
+    if held.any() and missing:
+        say(f"nothing that was held out is {', '.join(missing)}: too few recordings have it to judge it.")
+
+
+def _say_constant_channels(recordings: Sequence[Recording], reading: Reading) -> None:
+    lowest = np.min([one.values.min(0) for one in recordings], axis=0)
+    highest = np.max([one.values.max(0) for one in recordings], axis=0)
+    constant = [name for name, same in zip(reading.columns or (), lowest == highest, strict=True) if same]
+    if constant:
+        say(f"always the same in the training part, so nothing can be learnt from it: {', '.join(constant)}.")
+    within = np.all([(one.values == one.values[0]).all(0) for one in recordings], axis=0)
+    fixed = [name for name, same in zip(reading.columns or (), within, strict=True) if same and name not in constant]
+    if fixed:
+        say(
+            f"the same throughout each recording: {', '.join(fixed)}. As an input, such a column may give away whose a "
+            "recording is; choose the inputs with --columns, and say whose they are with --group-column."
+        )
+
+
+def _train(
+    estimator: SequenceEstimator,
+    recordings: Sequence[Recording],
+    targets: list[Any],
+    kind: Kind,
+    group_column: str | None,
+) -> tuple[bool, float]:
+    """Train, and return whether Ctrl-C ended it, and the seconds it took."""
+    groups: list[str | None] | None = None
+    if group_column is not None:
+        groups = [one.group for one in recordings]
+        if len(set(groups)) < 2:
+            say(f"one {group_column} alone is trained on: when to stop is judged by other recordings of the same.")
+            groups = None
+    y: Any = targets if kind == "rows" else np.array(targets)
+    started = time.monotonic()
+    with stop_on_ctrl_c("epoch") as asked, warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: say(str(message))  # no line of code: the reader did not write it
+
+        def report(_: Epoch) -> bool:
+            return bool(asked)
+
+        estimator._fit([one.values.T for one in recordings], y, None, groups, report)
+    return bool(asked), time.monotonic() - started
+
+
+def _judged(
+    estimator: SequenceEstimator, kind: Kind, recordings: Sequence[Recording], targets: Sequence[Any]
+) -> Evaluation:
+    """Compare what a model says with what is true."""
+    ids, inputs = [one.id for one in recordings], [one.values.T for one in recordings]
+    if isinstance(estimator, SequenceRegressor):
+        if estimator.network_.readout.out_features > 1:
+            raise UsageError("expected a model of one number for each recording to report on, got one of several.")
+        early = {
+            share: estimator.predict([x[:, : int(np.ceil(share * x.shape[1]))] for x in inputs]) for share in TENTHS
+        }
+        return evaluate_numbers(ids, np.array(targets, dtype=np.float64), early[1.0], early)
+    assert isinstance(estimator, SequenceClassifier | FrameLabeler)
+    labels = estimator.classes_.tolist()
+    code = {label: number for number, label in enumerate(labels)} | {None: UNLABELLED}
+    classes = [str(label) for label in labels]
+    if isinstance(estimator, SequenceClassifier):
+        if estimator.network_.layer.bidirectional:
+            probabilities = [one[None] for one in estimator.predict_proba(inputs)]
+        else:
+            probabilities = estimator.predict_proba_at_every_step(inputs)
+        return evaluate_recordings(ids, np.array([code[label] for label in targets]), probabilities, classes)
+    truth = [np.array([code[label] for label in one]) for one in targets]
+    rows = [one.rows for one in recordings]
+    return evaluate_rows(ids, rows, truth, list(estimator.predict_proba(inputs)), classes)
+
+
+def _prediction_rows(
+    estimator: SequenceEstimator, kind: Kind, recordings: Sequence[Recording], reading: Reading
+) -> tuple[list[str], Iterator[Sequence[object]]]:
+    """Return the columns of predictions.csv, and its rows in the order of the files."""
+    inputs = [one.values.T for one in recordings]
+    if isinstance(estimator, SequenceRegressor):
+        found = np.atleast_1d(estimator.predict(inputs).T).T.reshape(len(inputs), -1)
+        many = found.shape[1] > 1
+        names = [f"value{k}" for k in range(found.shape[1])] if many else ["value"]
+        return ["id", *names], ([one.id, *own] for one, own in zip(recordings, found.tolist(), strict=True))
+    assert isinstance(estimator, SequenceClassifier | FrameLabeler)
+    classes = estimator.classes_.tolist()
+    says = ["label", "probability", *(f"p_{label}" for label in classes)]
+
+    def said(shares: NDArray[np.float32]) -> list[object]:
+        best = int(shares.argmax())
+        return [classes[best], f"{shares[best]:.6f}", *(f"{share:.6f}" for share in shares.tolist())]
+
+    if isinstance(estimator, SequenceClassifier):
+        shares = estimator.predict_proba(inputs)
+        return ["id", *says], ([one.id, *said(own)] for one, own in zip(recordings, shares, strict=True))
+    by_row = list(estimator.predict_proba(inputs))
+    timed = [] if reading.time_column is None else [reading.time_column]
+    files = {path: number for number, path in enumerate(dict.fromkeys(one.path for one in recordings))}
+    file = np.concatenate([np.full(len(one.rows), files[one.path]) for one in recordings])
+    row = np.concatenate([one.rows for one in recordings])
+    which = np.concatenate([np.full(len(one.rows), number) for number, one in enumerate(recordings)])
+    step = np.concatenate([np.arange(len(one.rows)) for one in recordings])
+
+    def lines() -> Iterator[Sequence[object]]:
+        for place in np.lexsort((row, file)):
+            number, at = int(which[place]), int(step[place])
+            one = recordings[number]
+            times = [] if one.times is None else [one.times[at]]
+            yield [one.id, int(row[place]) + 1, *times, *said(by_row[number][at])]
+
+    return ["id", "row", *timed, *says], lines()
+
+
+def _report(evaluation: Evaluation, folder: Path, title: str, about: dict[str, Any], force: bool) -> None:
+    files = save_evaluation(evaluation, folder, title=title, about=about, force=force)
+    print_evaluation(evaluation, console)
+    pictures = ", ".join(path.name for path in files if path.suffix == ".png")
+    print(f"\nreport: {folder} (report.json, predictions.csv, {pictures})")
+
+
+def _layer_name(estimator: SequenceEstimator) -> str:
+    return type(estimator.network_.layer).__name__

@@ -1,0 +1,107 @@
+"""What the estimators that predict classes share: their names, their weights, and what a stream says."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mistrnn.errors import UsageError
+from mistrnn.estimators._estimator import SequenceEstimator, Spoken
+
+ClassWeight = Mapping[Any, float] | Literal["balanced"] | None
+_KINDS = {"b": "bool", "i": "int", "u": "int", "f": "float", "U": "str"}
+
+
+class Answer(NamedTuple):
+    """What a stream says after a row."""
+
+    label: Any
+    probability: float
+    """Of that label."""
+    probabilities: NDArray[np.float32]
+    """Of all classes, in the order of `classes_`."""
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class ClassEstimator(SequenceEstimator):
+    """The base of the estimators that predict classes."""
+
+    class_weight: ClassWeight = None
+
+    def _set_classes(self, labels: NDArray[Any]) -> NDArray[np.int64]:
+        """Learn which classes there are, and return the number of each label's."""
+        self.classes_, targets = np.unique(labels, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise UsageError(
+                f"{self._name}: expected at least 2 classes, because one alone leaves nothing to learn, got one class: "
+                f"{self.classes_.tolist()}."
+            )
+        return targets
+
+    def _class_weights(self, targets: NDArray[np.int64], sample_weight: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the weight of each class; a class that a dict does not name has weight 1."""
+        given, count = self.class_weight, len(self.classes_)
+        if given is None:
+            return np.ones(count)
+        if isinstance(given, str) and given == "balanced":
+            sums = np.bincount(targets, sample_weight, minlength=count)
+            return np.asarray(sums.sum() / (count * sums))
+        if not isinstance(given, Mapping):
+            raise UsageError(f'{self._name}: expected class_weight to be a dict, "balanced" or None, got {given!r}.')
+        found = np.array([given.get(label, 1.0) for label in self.classes_.tolist()], dtype=np.float64)
+        if not (np.isfinite(found).all() and (found >= 0).all() and found.any()):
+            raise UsageError(
+                f"{self._name}: expected the weights of classes to be finite, none below 0 and one above, got {dict(given)}."
+            )
+        return found
+
+    def _output_size(self) -> int:
+        return len(self.classes_)
+
+    def _speaker(self) -> Spoken:
+        return partial(_answer, self.classes_)
+
+    def _learnt(self) -> dict[str, Any]:
+        return {"classes": labels_to_json(self.classes_)}
+
+    def _set_learnt(self, learnt: dict[str, Any]) -> None:
+        self.classes_ = labels_from_json(learnt["classes"])
+
+
+def _answer(classes: NDArray[Any], scores: Tensor) -> Answer:
+    probabilities = scores.softmax(-1).numpy()
+    best = int(probabilities.argmax())
+    return Answer(classes[best], float(probabilities[best]), probabilities)
+
+
+def labels_to_json(classes: NDArray[Any]) -> dict[str, Any]:
+    """Return labels as JSON knows them, with their type, so that 1, "1", 1.0 and True stay what they are.
+
+    >>> labels_to_json(np.array([1, 2], dtype=np.int8))
+    {'type': 'int', 'values': [1, 2]}
+    """
+    values = classes.tolist()
+    kind = _KINDS.get(classes.dtype.kind)
+    if kind is None and all(isinstance(value, str) for value in values):
+        kind = "str"  # an object array of strings, as pandas has them
+    if kind is None:
+        raise UsageError(
+            f"expected labels to be strings, whole numbers, numbers or bools to save them, got {classes.dtype}."
+        )
+    return {"type": kind, "values": values}
+
+
+def labels_from_json(stored: dict[str, Any]) -> NDArray[Any]:
+    """Return what `labels_to_json` was given.
+
+    >>> labels_from_json({"type": "str", "values": ["a", "b"]})
+    array(['a', 'b'], dtype='<U1')
+    """
+    python = {"bool": bool, "int": int, "float": float, "str": str}[stored["type"]]
+    if not all(type(value) is python for value in stored["values"]):
+        raise ValueError(f"labels that are not of type {stored['type']}")
+    return np.array(stored["values"], dtype=python)

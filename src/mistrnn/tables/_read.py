@@ -1,0 +1,374 @@
+"""One table from one file: CSV, Parquet or NPZ. What cannot be read is named by file, line and column.
+
+Every cell of a CSV file is kept as text until somebody asks for numbers: a label 01 stays 01, an id 007 stays 007, and a
+cell that is no number can be named.
+"""
+
+import csv
+import gzip
+import io
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet
+from numpy.typing import NDArray
+
+from mistrnn.errors import UsageError
+
+SUFFIXES = (".csv", ".csv.gz", ".parquet", ".npz")
+DELIMITERS = (",", ";", "\t")
+MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "-", "?"})
+"""Cells that stand for a number that is not there, in small letters."""
+INDEX = "__index_level_0__"
+"""What pandas calls the row numbers that it writes into Parquet files."""
+
+Texts = NDArray[np.object_]
+"""Strings, None where a cell is empty."""
+
+
+@dataclass(frozen=True)
+class SourceTable:
+    """A table, and where it came from."""
+
+    path: Path
+    data: Any  # a pyarrow.Table
+    unnamed: int
+    """Columns without a name, which are left out: row numbers, as pandas writes them."""
+
+    @property
+    def names(self) -> list[str]:
+        """The columns."""
+        return list(self.data.column_names)
+
+    def __len__(self) -> int:
+        return int(self.data.num_rows)
+
+    def place(self, row: int) -> str:
+        """Return where a row stands, in words."""
+        return place_of(self.path, row)
+
+    def texts(self, name: str) -> Texts:
+        """Return a column as text, cell by cell."""
+        column = _whole(self.data, name)
+        if pa.types.is_floating(column.type):
+            column = pc.if_else(pc.is_nan(column), None, column)
+            values = column.drop_null().to_numpy(zero_copy_only=False)
+            if np.isfinite(values).all() and (values == np.round(values)).all() and (np.abs(values) < 2**53).all():
+                column = column.cast(pa.int64())  # whole numbers, which a gap had made floating
+        if pa.types.is_boolean(column.type):
+            column = pc.if_else(column, "True", "False")
+        try:
+            column = pc.utf8_trim_whitespace(column.cast(pa.string()))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise UsageError(
+                f"{self.path}: expected words or whole numbers in column {name!r}, got {column.type}."
+            ) from error
+        column = pc.if_else(pc.equal(column, ""), None, column).dictionary_encode()
+        words: Texts = np.array([*column.dictionary.to_pylist(), None], dtype=object)
+        found: Texts = words[column.indices.fill_null(len(words) - 1).to_numpy(zero_copy_only=False)]
+        return found
+
+    def numbers(self, name: str) -> NDArray[np.float64]:
+        """Return a column as numbers, NaN where a cell is empty."""
+        column = _whole(self.data, name)
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            column = pc.utf8_trim_whitespace(column)
+            column = pc.if_else(pc.equal(column, ""), None, column)
+            try:
+                column = column.cast(pa.float64())
+            except pa.ArrowInvalid:
+                column = self._numbers_one_by_one(name, column)
+        elif not _is_numeric(column.type):
+            raise UsageError(f"{self.path}: expected numbers in column {name!r}, got {column.type}. {CHOOSE_COLUMNS}")
+        if pa.types.is_decimal(column.type) or not pa.types.is_floating(column.type):
+            column = column.cast(pa.float64(), safe=False)
+        found: NDArray[np.float64] = column.to_numpy(zero_copy_only=False).astype(np.float64)
+        return found
+
+    def _numbers_one_by_one(self, name: str, column: Any) -> Any:
+        """Return numbers from text in which arrow found something else: a word for a missing number, or an error."""
+        values: list[float | None] = []
+        for row, text in enumerate(column.to_pylist()):
+            if text is None or text.lower() in MISSING:
+                values.append(None)
+                continue
+            try:
+                values.append(float(text))
+            except ValueError:
+                comma = (
+                    " Write decimals with a point." if text.replace(",", ".").count(".") == 1 and "," in text else ""
+                )
+                raise UsageError(
+                    f"{self.place(row)}, column {name!r}: expected a number, got {text!r}.{comma} {CHOOSE_COLUMNS}"
+                ) from None
+        return pa.array(values, pa.float64())
+
+    def times(self, name: str) -> NDArray[np.float64]:
+        """Return a column of times as numbers: numbers as they are, dates in seconds, NaN where a cell is empty."""
+        column = _whole(self.data, name)
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            try:
+                return self.numbers(name)
+            except UsageError:
+                try:
+                    column = pc.utf8_trim_whitespace(column).cast(pa.timestamp("ns"))
+                except pa.ArrowInvalid as error:
+                    raise UsageError(
+                        f"{self.path}: expected numbers or dates such as 2026-01-31 12:00:00.5 in the time column {name!r} "
+                        f"({error})."
+                    ) from error
+        if pa.types.is_temporal(column.type):
+            ticks = column.cast(pa.timestamp("ns"), safe=False) if not pa.types.is_duration(column.type) else column
+            whole = ticks.cast(pa.int64()).to_numpy(zero_copy_only=False).astype(np.float64)
+            per_second = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}[ticks.type.unit]
+            return np.asarray(whole / per_second)
+        return self.numbers(name)
+
+
+CHOOSE_COLUMNS = "Choose the columns to read with --columns."
+
+
+def read_table(path: Path) -> SourceTable:
+    """Return the table that a file holds."""
+    name = path.name.lower()
+    if not path.is_file():
+        raise UsageError(f"{path}: there is no such file.")
+    if is_csv(path):
+        return _read_csv(path)
+    if name.endswith(".parquet"):
+        return _read_parquet(path)
+    if name.endswith(".npz"):
+        return _read_npz(path)
+    raise UsageError(f"{path}: expected a file that ends in {', '.join(SUFFIXES)}.")
+
+
+def place_of(path: Path, row: int) -> str:
+    """Return where a row of a file stands, in words: the line, as an editor counts it, or the row from 1."""
+    if is_csv(path):
+        for number, (line, _) in enumerate(_records(_text_of(path))):
+            if number == row + 1:  # the header is a record, too
+                return f"{path}, line {line}"
+    return f"{path}, row {row + 1}"
+
+
+def is_csv(path: Path) -> bool:
+    """Whether a file is read as CSV."""
+    return path.name.lower().endswith((".csv", ".csv.gz"))
+
+
+def id_of(name: str) -> str:
+    """Return a file's name without the ending.
+
+    >>> id_of("users/007.csv.gz")
+    'users/007'
+    """
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        if name.lower().endswith(suffix):
+            return name[: -len(suffix)]
+    return name
+
+
+def _text_of(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+        if path.name.lower().endswith(".gz"):
+            data = gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UsageError(f"{path}: cannot be read ({reason}): truncated, or something else?") from error
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UsageError(
+            f"{path}, line {line}: expected text in UTF-8, got the byte 0x{data[error.start]:02x}. Save the file as UTF-8."
+        ) from error
+    if "\0" in text:
+        raise UsageError(f"{path}: expected text, got a file with zero bytes: is it something else than CSV?")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _records(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line on which each record begins, and its cells; empty lines are none."""
+    reader = csv.reader(io.StringIO(text, newline="\n"), delimiter=_delimiter(text))
+    line = 1
+    for cells in reader:
+        if cells:
+            yield line, cells
+        line = reader.line_num + 1
+
+
+def _delimiter(text: str) -> str:
+    first = text.lstrip("\n").split("\n", 1)[0]
+    return next((one for one in DELIMITERS if one in first), ",")
+
+
+def _read_csv(path: Path) -> SourceTable:
+    text = _text_of(path)
+    try:
+        records = _records(text)
+        line, cells = next(records, (0, []))
+        if not cells:
+            raise UsageError(f"{path}: expected a line with the names of the columns, got an empty file.")
+        names = [cell.strip() for cell in cells]
+        if all(_is_number(name) for name in names) and not _counts_up(names):
+            raise UsageError(
+                f"{path}, line {line}: expected the names of the columns in the first line, got numbers: {cells[0]}, …"
+            )
+        _check_names(path, names)
+        second = next(records, None)
+    except csv.Error as error:
+        raise UsageError(f"{path}: not readable as CSV ({error}).") from error
+    # Columns without a name get one for now: arrow wants each to have its own.
+    keys = [name or f"\0{number}" for number, name in enumerate(names)]
+    if second is None:
+        data = pa.table({key: pa.array([], pa.string()) for key in keys})
+    else:
+        try:
+            data = pyarrow.csv.read_csv(
+                pa.BufferReader(_from_line(text, second[0]).encode()),
+                read_options=pyarrow.csv.ReadOptions(column_names=keys, use_threads=False),
+                parse_options=pyarrow.csv.ParseOptions(delimiter=_delimiter(text), newlines_in_values=True),
+                convert_options=pyarrow.csv.ConvertOptions(
+                    column_types={key: pa.string() for key in keys}, null_values=[""], strings_can_be_null=True
+                ),
+            )
+        except pa.ArrowInvalid as error:
+            raise _wrong_count(path, text, len(names)) or UsageError(
+                f"{path}: not readable as CSV ({error})."
+            ) from error
+    return SourceTable(path, data.select([name for name in names if name]), names.count(""))
+
+
+def _from_line(text: str, line: int) -> str:
+    """Return the text from a line on, counted from 1."""
+    place = 0
+    for _ in range(line - 1):
+        place = text.index("\n", place) + 1
+    return text[place:]
+
+
+def _wrong_count(path: Path, text: str, wanted: int) -> UsageError | None:
+    """Return what to say of the first record that has another number of cells than the header."""
+    for line, cells in _records(text):
+        if len(cells) != wanted:
+            hint = " Is the file truncated?" if len(cells) < wanted else " Put text with a comma into quotes."
+            return UsageError(
+                f"{path}, line {line}: expected {wanted} cells, because the first line has as many, got {len(cells)}.{hint}"
+            )
+    return None
+
+
+def _read_parquet(path: Path) -> SourceTable:
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            data = file.read()
+    except (pa.ArrowException, OSError, EOFError) as error:
+        reason = str(error).split("\n")[0].rstrip(".")
+        raise UsageError(f"{path}: not readable as Parquet ({reason}): truncated, or something else?") from error
+    names = [str(name) for name in data.column_names]
+    _check_names(path, names)
+    kept = [name for name in names if name and name != INDEX]
+    return SourceTable(path, data.select(kept), names.count(""))
+
+
+def _read_npz(path: Path) -> SourceTable:
+    """Return the arrays of a file as columns: [time], or [time, channels] as name0, name1, …; a single value is repeated."""
+    try:
+        with open(path, "rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise UsageError(
+                    f"{path}: expected an archive of arrays, as numpy.savez writes it, got a single array."
+                )
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        if isinstance(error, UsageError):
+            raise
+        if "allow_pickle" in str(error) or "Object arrays" in str(error):
+            raise UsageError(
+                f"{path}: expected arrays of numbers or text, got Python objects, which are never loaded: they could run "
+                "code. Save the arrays with a dtype of their own."
+            ) from error
+        raise UsageError(f"{path}: not readable as NPZ ({error}): truncated, or something else?") from error
+    lengths = {name: len(values) for name, values in arrays.items() if values.ndim > 0}
+    if not lengths:
+        raise UsageError(f"{path}: expected arrays [time] or [time, channels], got none.")
+    rows = next(iter(lengths.values()))
+    columns: list[tuple[str, Any]] = []
+    for name, values in arrays.items():
+        if values.ndim > 2 or lengths.get(name, rows) != rows:
+            shapes = ", ".join(f"{key} {list(one.shape)}" for key, one in arrays.items())
+            raise UsageError(
+                f"{path}: expected arrays [time] or [time, channels], all with the same time, got {shapes}."
+            )
+        if values.ndim == 2:
+            columns += [(f"{name}{number}", values[:, number]) for number in range(values.shape[1])]
+        else:
+            columns.append((name, np.broadcast_to(values, rows)))
+    _check_names(path, [name for name, _ in columns])
+    data = {}
+    for name, values in columns:
+        if values.dtype.kind not in "biufUS":
+            raise UsageError(f"{path}: expected numbers or text in the array {name!r}, got {values.dtype}.")
+        if values.dtype.kind == "S":
+            values = np.char.decode(values, "utf-8", "replace")
+        if values.dtype.kind == "f":
+            values = values.astype(np.float64)
+        data[name] = pa.array(np.ascontiguousarray(values.astype(values.dtype.newbyteorder("="))))
+    return SourceTable(path, pa.table(data), 0)
+
+
+def _check_names(path: Path, names: list[str]) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1 and name]
+    if twice:
+        places = [number + 1 for number, name in enumerate(names) if name == twice[0]]
+        raise UsageError(
+            f"{path}: expected every column to have its own name, got {twice[0]!r} {len(places)} times (columns "
+            f"{', '.join(map(str, places))})."
+        )
+
+
+def _counts_up(names: list[str]) -> bool:
+    """Whether these are the names that pandas gives to columns that have none."""
+    return names == [str(number) for number in range(len(names))]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_numeric(kind: Any) -> bool:
+    types = pa.types
+    return bool(
+        types.is_integer(kind)
+        or types.is_floating(kind)
+        or types.is_boolean(kind)
+        or types.is_decimal(kind)
+        or types.is_null(kind)
+    )
+
+
+def _whole(data: Any, name: str) -> Any:
+    """Return a column in one piece, categories written out."""
+    column = data.column(name).combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type):
+        column = column.cast(pa.string())
+    return column
