@@ -34,7 +34,7 @@ class FrameLabeler(ClassEstimator):
     >>> from mistrnn import FrameLabeler
     >>> X = np.random.RandomState(0).randn(20, 1, 50)
     >>> y = np.where(X[:, 0] > 0, "high", "low")
-    >>> model = FrameLabeler(hidden_size=8, max_epochs=60, random_state=0).fit(X, y)
+    >>> model = FrameLabeler(hidden_size=8, max_epochs=60, learning_rate=0.02, random_state=0).fit(X, y)
     >>> model.predict(X).shape, model.score(X, y) > 0.9
     ((20, 50), True)
     """
