@@ -101,19 +101,20 @@ def measured(method: str, name: str, seed: int) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return test accuracies in percent, mean ± deviation over the seeds."""
+    """Return test accuracies in percent, mean ± deviation over the seeds; what did not run is said."""
     lines = [f"| method | {' | '.join(SETS)} |", f"| --- |{' --- |' * len(SETS)}"]
     for method in METHODS:
         cells = []
         for name in SETS:
             own = [row for row in rows if (row["method"], row["set"]) == (method, name)]
-            found = [row["accuracy"] for row in own if row.get("accuracy") is not None]
+            found = [row["accuracy"] for row in own if row["accuracy"] is not None]
             if not found:
                 cells.append(own[0]["note"] if own else "not run")
                 continue
             spread = f" ± {100 * np.std(found, ddof=1):.1f}" if len(found) > 1 else ""
-            star = " (padded)" if own[0]["note"] else ""
-            cells.append(f"{100 * np.mean(found):.1f}{spread}{star}")
+            padded = " (padded)" if any(row["note"] == PADDED for row in own) else ""
+            ran = f", {len(found)} of {len(own)} ran" if len(found) < len(own) else ""
+            cells.append(f"{100 * np.mean(found):.1f}{spread}{padded}{ran}")
         lines.append(f"| {method} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -127,6 +128,7 @@ def main() -> None:
     rows = []
     if options.out and options.out.exists():
         rows = [json.loads(line) for line in options.out.read_text().splitlines()]
+    rows = [row for row in rows if row["accuracy"] is not None]  # what did not run is tried again
     done = {(row["method"], row["set"], row["seed"]) for row in rows}
     for name in SETS:
         for method in METHODS:
