@@ -115,8 +115,10 @@ def emulate(
 ) -> None:
     """Let the operators on CPU tensors run the GPU kernels; with `parts`, float32 products in so many."""
 
-    def choose(problem: Problem, trials: int, batch: int, device: torch.device) -> Variant:
-        return Variant(problem, launch, capability) if launch else fitting(problem, capability)
+    def choose(
+        problem: Problem, trials: int, batch: int, device: torch.device, cluster: int | None = None
+    ) -> Variant:
+        return Variant(problem, launch, capability) if launch else fitting(problem, capability, cluster or 1)
 
     def with_parts(function: Any) -> Any:
         def run(cell: str, *arguments: Any) -> Any:

@@ -239,8 +239,10 @@ class _Run:
         numbers += variant.blocks(self.B) * (variant.saved_size(self.T) + variant.ring_size(self.T))
         return int(free // (numbers * self.real.itemsize))
 
-    def variant(self, backward: bool) -> Variant:
-        return choose(self.problem(backward), self.E, self.B, self.x.device)
+    def variant(self, backward: bool, saved: Tensor | None = None) -> Variant:
+        """Return the variant for this run; backwards it is the one that left the records."""
+        cluster = None if saved is None else _cluster_of(saved)
+        return choose(self.problem(backward), self.E, self.B, self.x.device, cluster)
 
     def launch(self, variant: Variant) -> None:
         """Lay out the weights and run all steps."""
@@ -299,8 +301,19 @@ def current_stream(device: torch.device) -> int:
 def saved_shape(cell: str, inputs: Inputs, settings: Settings) -> tuple[int, ...]:
     """Return the shape of what a run saves, from tensors that need not hold anything."""
     run = _Run(cell, inputs, settings, there(inputs, "x").device.type, enter=False)
-    variant = run.variant(backward=False)
-    return run.E, variant.blocks(run.B) * variant.saved_size(run.T)
+    return _saved_shape(run, run.variant(backward=False))
+
+
+def _saved_shape(run: _Run, variant: Variant) -> tuple[int, int]:
+    """Return the shape of all records: those of a trial are a multiple of 64 numbers, and what comes on top tells the cluster.
+
+    The run backwards may have more trials, and would choose another one.
+    """
+    return run.E, variant.blocks(run.B) * variant.saved_size(run.T) + 4 * variant.launch.cluster
+
+
+def _cluster_of(saved: Tensor) -> int:
+    return saved.size(1) % 64 // 4
 
 
 def forward(cell: str, inputs: Inputs, settings: Settings, device: str = "cuda") -> tuple[Tensor, ...]:
@@ -310,7 +323,7 @@ def forward(cell: str, inputs: Inputs, settings: Settings, device: str = "cuda")
     final_h = run.new("final_h", run.E, run.M, run.B, run.H)
     final_c = run.new("final_c", run.E, run.M, run.B, run.H) if cell == "lstm" else final_h.new_empty(0)
     variant = run.variant(backward=False)
-    saved = run.new("saved", run.E, variant.blocks(run.B) * variant.saved_size(run.T))
+    saved = run.new("saved", *_saved_shape(run, variant))
     run.arguments.saved_trial = saved.stride(0)
     if not run.inline:
         projected = _product(run.x.flatten(1, 2), there(run.inputs, "weight_ih").mT)
@@ -340,10 +353,10 @@ def backward(
     `wanted` says of x, the parameters, the initial state and the probes whether theirs are wanted; the others are empty.
     """
     run = _Run(cell, inputs, settings._replace(save=True), device)
-    variant = run.variant(backward=True)
-    problem = variant.problem
-    if saved.numel() == 0 and output.numel() > 0:  # the run forwards did not know that it would be asked
+    if saved.numel() == 0:  # the run forwards did not know that it would be asked
         saved = forward(cell, inputs, settings._replace(save=True), device)[3]
+    variant = run.variant(backward=True, saved=saved)
+    problem = variant.problem
     output = output.to(run.real)
     run.point("output", output)
     run.point("saved", saved)
