@@ -158,9 +158,6 @@ class Module:
         _checked(
             driver.cuFuncSetAttribute(function, attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, memory)
         )
-        # All of the cache that can be shared memory is, so that several blocks find room.
-        carveout = attributes.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-        _checked(driver.cuFuncSetAttribute(function, carveout, 100 if memory else -1))
         if large_cluster:
             _checked(
                 driver.cuFuncSetAttribute(function, attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)

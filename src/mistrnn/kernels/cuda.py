@@ -149,7 +149,7 @@ class _Run:
         self.dtype = there(inputs, "x").dtype
         self.real = saved_dtype(self.dtype)
         self.inputs: dict[str, Tensor | None] = {
-            name: tensor.to(self.real) if tensor is not None and _is_converted(name, tensor) else tensor
+            name: tensor.to(self.real) if tensor is not None and _is_converted(name, tensor, self.real) else tensor
             for name, tensor in inputs.items()
         }
         self.x, self.initial = there(self.inputs, "x"), there(self.inputs, "initial_h")
@@ -255,9 +255,9 @@ class _Run:
         if variant.tiles:
             size = self.E * variant.launch.cluster * variant.tiles * variant.problem.parts * 512
             self._enter("packed", torch.empty(size, dtype=torch.uint8, device=device))
-            with _current(device):
-                kernels.pack(self.arguments, self.E, stream)
         with _current(device):
+            if variant.tiles:
+                kernels.pack(self.arguments, self.E, stream)
             kernels.run(self.arguments, self.E, self.B, stream)
 
     def by_step(self, tensor: Tensor) -> Tensor:  # [E, T, B, ...]
@@ -272,20 +272,16 @@ class _Run:
         return tensor.gather(1, source.expand(tensor.shape))
 
 
-def _is_converted(name: str, tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and name not in PROBES  # nobody reads a probe
-
-
-def load(variant: Variant, device: torch.device) -> Kernels:
-    """Return a variant's kernels on a device."""
-    with torch.cuda.device(device):
-        return _load(variant, device)
+def _is_converted(name: str, tensor: Tensor, dtype: torch.dtype) -> bool:
+    return tensor.dtype != dtype and tensor.is_floating_point() and name not in PROBES  # nobody reads a probe
 
 
 @cache
-def _load(variant: Variant, device: torch.device) -> Kernels:
-    torch.cuda.current_stream(device)  # the context that the module is loaded into
-    return Kernels(variant)
+def load(variant: Variant, device: torch.device) -> Kernels:
+    """Return a variant's kernels on a device."""
+    with torch.cuda.device(device):
+        torch.cuda.current_stream(device)  # the context that the module is loaded into
+        return Kernels(variant)
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:
@@ -387,7 +383,7 @@ def backward(
         d_x = _product(dz[..., :rows].flatten(1, 2), there(run.inputs, "weight_ih"))
         results["x"] = run.by_step(d_x.view(run.E, run.T, run.B, run.I))
     return tuple(
-        results[name].to(run.dtype) if name in results and inputs[name] is not None else dz.new_empty(0).to(run.dtype)
+        results[name].to(run.dtype) if name in results and inputs[name] is not None else dz.new_empty(0, dtype=run.dtype)
         for name in DIFFERENTIABLE
     )
 
@@ -399,7 +395,9 @@ def _parameter_gradients(
     hidden, count, cell = run.H, len(problem.delays), run.cell
     rows = there(run.inputs, "weight_ih").size(1)
     # Clones, because an operator's results may not share memory.
-    found = {"bias": sums[:, 0, :rows].clone(), "gain": sums[:, -1, :rows].clone()}
+    found = {"bias": sums[:, 0, :rows].clone()} if run.inputs["bias"] is not None else {}
+    if problem.norm:
+        found["gain"] = sums[:, -1, :rows].clone()
     if cell == "gru":
         found["bias_hn"] = sums[:, 0, 3 * hidden :].clone()
     if problem.sums_x:
@@ -501,16 +499,12 @@ def _rows(tensor: Tensor) -> Tensor:  # [E, T, B, N] -> [E, T * B, N]
     return rows if rows.stride(2) == 1 or rows.size(2) == 1 else rows.contiguous()
 
 
+@cache
 def load_outer(variant: OuterVariant, device: torch.device) -> OuterKernel:
     """Return the kernel of a weight gradient on a device."""
     with torch.cuda.device(device):
-        return _load_outer(variant, device)
-
-
-@cache
-def _load_outer(variant: OuterVariant, device: torch.device) -> OuterKernel:
-    torch.cuda.current_stream(device)
-    return OuterKernel(variant)
+        torch.cuda.current_stream(device)
+        return OuterKernel(variant)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

@@ -200,7 +200,11 @@ struct Block {
   const Real *x_now, *outer_now;  // of the first sequence
 
   METHOD void store(Real* now, int width, const Values& v) const {
-    EACH_VALUE if (has(i)) store_once(now + sequence_of(row_of(i)) * width + unit_of(i), v[i]);
+    EACH_VALUE if (has(i)) {
+      Real* to = now + sequence_of(row_of(i)) * width + unit_of(i);
+      if (BACKWARD) *to = v[i];
+      else store_once(to, v[i]);  // memory has enough to do with the states that will be read again
+    }
   }
   static constexpr int kBefore = STATES_BEFORE;  // places in a stream for what was before the first step
 

@@ -48,26 +48,22 @@ struct Mist : Gates<MistGates> {
       hold(own_delay[slot]);
     }
   }
-  // Tell memory that all far delays will read in a stream of this warp, from a step on whose record is `own` for this
-  // thread: a lane takes 128 bytes of its delay.
-  METHOD void prefetch_delays(Block& k, const Real* own, long step) const {
-    const char* from = (const char*)(own - k.lane * kValues) + (k.lane & 3) * 128;
-    EACH_SLOT if (own_delay[slot] > kSoon)
+  // Tell memory of the far states that step s will mix: a lane takes 128 bytes of those of its delay.
+  METHOD void prefetch_history(Block& k, int s) const {
+    EACH_SLOT if (own_delay[slot] > kSoon) {
+      const char* warp = (const char*)(k.record(s - own_delay[slot], 0) - k.lane * kValues);
 #pragma unroll
-      for (int n = 0; n < kValues * (int)sizeof(Real) / 16; n++)
-        prefetch(from + (own_delay[slot] * step * (long)sizeof(Real) + n * 512));
+      for (int n = 0; n < kValues * (int)sizeof(Real) / 16; n++) prefetch(warp + ((k.lane & 3) * 128 + n * 512));
+    }
   }
   METHOD int first_step(Block&) { return 0; }
   template <int PHASE> METHOD void read_ahead(Block& k, int s) {
     if (!BACKWARD) {
       if (PHASE == 0) k.load_x(s);
-      else load_history(k, s + 1), prefetch_delays(k, k.record(s + kSoon, 0), -Block::kStep);
+      else load_history(k, s + 1), prefetch_history(k, s + kSoon);
     } else if (PHASE == 0) {
       load_mixture(k, s);
-      if (s >= kSoon) {
-        prefetch(k.record(s - kSoon, 1)), prefetch(k.extra_record(s - kSoon, 0));
-        prefetch_delays(k, k.record(s - kSoon, 0), -Block::kStep), prefetch_delays(k, dm_of(s - kSoon), 32 * kValues);
-      }
+      if (s >= kSoon) prefetch(k.record(s - kSoon, 1)), prefetch(k.record(s - kSoon - M, 0));
     } else if (s > 0) {
       load_later(k, s - 1), load_step(k, s - 1);
     }
