@@ -146,6 +146,14 @@ def test_weights_that_do_not_fit_are_streamed(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("launch", [Launch(cluster=2), Launch(cluster=2, ranges=2)])
+def test_a_cluster_with_room_for_one_buffer(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mistrnn.kernels._variant.block_memory", lambda capability: 9_000)
+    monkeypatch.setattr("mistrnn.kernels._variant.MOST_REGISTERS", 90)
+    assert errors(sized("mist", 70), 2, 4, 3, launch) == {}
+
+
+@pytest.mark.slow
 @every_layer
 def test_trials_are_an_axis_and_a_broken_one_disturbs_nobody(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     emulate(monkeypatch, 2)

@@ -123,7 +123,9 @@ def test_few_sequences_are_spread_while_multiprocessors_are_idle(monkeypatch: py
         for backward in (False, True):
             found = choices.choose(problem("mist", backward, hidden), trials, batch, device)
             assert found.launch.cluster == expected
-            assert choices.choose(problem("mist", backward, hidden), 1000, batch, device, expected).launch == found.launch
+            assert (
+                choices.choose(problem("mist", backward, hidden), 1000, batch, device, expected).launch == found.launch
+            )
 
 
 def test_one_choice_serves_both_directions() -> None:

@@ -83,9 +83,12 @@ def outer_variant(parts: int, rows: int, columns: int, device: torch.device) -> 
 
 @cache
 def ranges_of(depth: int, blocks: int, device: torch.device) -> tuple[int, int]:
-    """Return into how many ranges the sum of a weight gradient is cut, and how long they are: all multiprocessors work."""
+    """Return into how many ranges the sum of a weight gradient is cut, and how long they are: all multiprocessors work.
+
+    On an H200 a block takes 7 ms for 80,000 steps and sequences, and its result is written and read in 40 ns.
+    """
     count = multiprocessors(device)
-    most = max(1, min(64, depth // 256))
-    ranges = min(range(1, most + 1), key=lambda n: (-(-blocks * n // count) / n + 0.002 * n, n))
+    most = max(1, min(128, depth // 256))
+    ranges = min(range(1, most + 1), key=lambda n: (-(-blocks * n // count) / n + 6e-6 * blocks * n, n))
     per_range = -(-depth // ranges // 16) * 16
     return -(-depth // per_range), per_range

@@ -383,7 +383,9 @@ def backward(
         d_x = _product(dz[..., :rows].flatten(1, 2), there(run.inputs, "weight_ih"))
         results["x"] = run.by_step(d_x.view(run.E, run.T, run.B, run.I))
     return tuple(
-        results[name].to(run.dtype) if name in results and inputs[name] is not None else dz.new_empty(0, dtype=run.dtype)
+        results[name].to(run.dtype)
+        if name in results and inputs[name] is not None
+        else dz.new_empty(0, dtype=run.dtype)
         for name in DIFFERENTIABLE
     )
 
