@@ -13,7 +13,7 @@ from mistrnn.layers import LAYERS
 
 torch.set_float32_matmul_precision("high")
 for cluster in (1, 2):
-    cuda.choose = lambda problem, trials, batch, device, n=cluster: Variant(problem, Launch(cluster=n), 90)
+    cuda.choose = lambda problem, *_, n=cluster: Variant(problem, Launch(cluster=n), 90)
     for name, kind in LAYERS.items():
         layer = kind(1, 40, bidirectional=True).cuda()
         x = torch.randn(11, 9, 1, device="cuda", requires_grad=True)

@@ -30,7 +30,7 @@ struct Thread {
   std::vector<char> stack;
   Index place;
   int block, warp, lane;
-  bool done = false, arrived = false;
+  bool done = false;
 };
 struct Barrier { int arrived = 0, generation = 0, any = 0, result = 0; };
 
@@ -109,16 +109,7 @@ DEVICE bool any_in_block(bool mine) {
   return barrier.result;
 }
 DEVICE void sync_warp() { emulator::wait(emulator::own_warp(), 32); }
-// Who arrives twice, or waits without having arrived, would leave a GPU in a state that nobody defines.
-DEVICE void arrive_in_cluster() {
-  if (emulator::now->arrived) abort();
-  emulator::now->arrived = true;
-}
-DEVICE void wait_for_cluster() {
-  if (!emulator::now->arrived) abort();
-  emulator::now->arrived = false;
-  emulator::wait(emulator::cluster, (int)emulator::threads.size());
-}
+DEVICE void sync_cluster() { emulator::wait(emulator::cluster, (int)emulator::threads.size()); }
 DEVICE int cluster_rank() { return emulator::now->block; }
 template <class V> DEVICE V from_lane(V value, int lane) {
   memcpy(emulator::slot(emulator::now->lane), &value, sizeof(V));
@@ -129,8 +120,29 @@ template <class V> DEVICE V from_lane(V value, int lane) {
   return other;
 }
 template <class V> DEVICE V from_other_lane(V value, int distance) { return from_lane(value, emulator::now->lane ^ distance); }
-template <class V> DEVICE void store_remote(void* pointer, int rank, V value) {
-  memcpy(emulator::memories[rank] + ((char*)pointer - shared_memory()), &value, sizeof(V));
+struct Counter {
+  short arrivals, missing;
+  int bytes : 31;
+  unsigned parity : 1;
+  void check() {
+    if (missing == 0 && bytes == 0) missing = arrivals, parity ^= 1;
+  }
+};
+static_assert(sizeof(Counter) == 8, "as on the machine");
+DEVICE void begin_counter(Counter* counter, int arrivals) { *counter = {(short)arrivals, (short)arrivals, 0, 0}; }
+DEVICE void arrive_and_expect(Counter* counter, int bytes) {
+  if (counter->missing == 0) abort();
+  counter->missing--, counter->bytes += bytes;
+  counter->check();
+}
+DEVICE void wait_for(Counter* counter, int parity) {
+  while ((int)counter->parity == parity) swapcontext(&emulator::now->context, &emulator::home);
+}
+template <class V> DEVICE V* remote(V* pointer, int rank) { return (V*)(emulator::memories[rank] + ((char*)pointer - shared_memory())); }
+template <class V> DEVICE void send(void* pointer, int rank, V value, Counter* counter) {
+  memcpy(remote((char*)pointer, rank), &value, sizeof(V));
+  remote(counter, rank)->bytes -= sizeof(V);
+  remote(counter, rank)->check();
 }
 DEVICE float as_float(unsigned bits) {
   float value;
@@ -166,4 +178,5 @@ DEVICE void multiply_add(float (&sum)[4], uint4 a, uint2 b) {
   sync_warp();
 }
 DEVICE void prefetch(const void*) {}
+template <class V> DEVICE void store_once(V* pointer, V value) { *pointer = value; }
 DEVICE uint4 load_weights(const uint4* pointer) { return *pointer; }

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from mistrnn.kernels import _variant, choices, cuda, ops
-from mistrnn.kernels._variant import Launch, OuterVariant, Problem, Variant
-from mistrnn.kernels.choices import fitting
+from mistrnn.kernels._variant import Launch, OuterVariant, Variant
 
 MAIN = """
 static Arguments given;
@@ -115,9 +114,6 @@ def emulate(
 ) -> None:
     """Let the operators on CPU tensors run the GPU kernels; with `parts`, float32 products in so many."""
 
-    def choose(problem: Problem, trials: int, batch: int, device: torch.device) -> Variant:
-        return Variant(problem, launch, capability) if launch else fitting(problem, capability)
-
     def with_parts(function: Any) -> Any:
         def run(cell: str, *arguments: Any) -> Any:
             position = next(k for k, value in enumerate(arguments) if type(value).__name__ == "Settings")
@@ -130,7 +126,8 @@ def emulate(
 
         return run
 
-    patch.setattr(cuda, "choose", choose)
+    if launch:
+        patch.setattr(cuda, "choose", lambda problem, *_: Variant(problem, launch, capability))
     patch.setattr(cuda, "load", cache(lambda variant, device: EmulatedKernels(variant)))
     patch.setattr(cuda, "load_outer", cache(lambda variant, device: EmulatedOuterKernel(variant)))
     patch.setattr(cuda, "current_stream", lambda device: 0)

@@ -99,6 +99,8 @@ def test_blocks_that_share_the_units(name: str) -> None:
     ("name", "launch"),
     [
         ("mist", Launch(ranges=2, cluster=2)),
+        ("mist", Launch(cluster=3)),
+        ("lstm", Launch(cluster=3)),
         ("lstm", Launch(ranges=3)),
         ("narx", Launch(ranges=2)),
         ("mist", Launch(stack=2)),
@@ -144,6 +146,14 @@ def test_weights_that_do_not_fit_are_streamed(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("launch", [Launch(cluster=2), Launch(cluster=2, ranges=2)])
+def test_a_cluster_with_room_for_one_buffer(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mistrnn.kernels._variant.block_memory", lambda capability: 9_000)
+    monkeypatch.setattr("mistrnn.kernels._variant.MOST_REGISTERS", 90)
+    assert errors(sized("mist", 70), 2, 4, 3, launch) == {}
+
+
+@pytest.mark.slow
 @every_layer
 def test_trials_are_an_axis_and_a_broken_one_disturbs_nobody(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     emulate(monkeypatch, 2)
@@ -174,6 +184,24 @@ def test_jacobians_are_trials_that_share_what_was_saved(monkeypatch: pytest.Monk
     emulate(monkeypatch, 3)
     layer.form = "fused"
     assert relative_error(torch.func.jacrev(lambda v: layer(v)[0])(x), exact) < 1e-5
+
+
+def test_a_run_backwards_takes_the_cluster_that_left_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = small("rnn", input_size=1, hidden_size=70, dtype=torch.float32)
+    x = torch.randn(2, 1, 1)
+    layer.form = "plain"
+    exact = torch.func.jacrev(lambda v: layer(v)[0][-1, 0, :4])(x)
+    emulate(monkeypatch, 3)
+    layer.form = "fused"
+    chosen, choose = [], cuda.choose
+
+    def watch(*arguments: Any) -> Any:
+        chosen.append(choose(*arguments))
+        return chosen[-1]
+
+    monkeypatch.setattr(cuda, "choose", watch)
+    assert relative_error(torch.func.jacrev(lambda v: layer(v)[0][-1, 0, :4])(x), exact) < 1e-5
+    assert [variant.launch.cluster for variant in chosen] == [2, 2]  # though four trials alone would get one block each
 
 
 @pytest.mark.parametrize("kind", ["transposed", "expanded"])

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from mistrnn.kernels import _nvrtc, cuda
+from mistrnn.kernels import _nvrtc, choices, cuda
 from mistrnn.kernels._variant import (
     MAX_HIDDEN_ALONE,
     OLDEST_WITH_CLUSTERS,
@@ -59,6 +60,17 @@ def test_no_variant_spills_registers(name: str, capability: int, hidden: int) ->
 
 
 @every_layer
+@pytest.mark.parametrize("capability", [90, 100])
+@pytest.mark.parametrize(("hidden", "cluster"), [(100, 2), (139, 3), (198, 4)])
+def test_no_variant_of_few_sequences_spills_registers(name: str, capability: int, hidden: int, cluster: int) -> None:
+    hidden -= hidden % 8 if name == "clockwork" else 0
+    for backward in (False, True):
+        variant = fitting(problem(name, backward, hidden), capability, cluster)
+        assert variant.launch.cluster >= cluster
+        assert spilled(variant) == 0
+
+
+@every_layer
 @every_architecture
 def test_no_variant_of_full_precision_spills_registers(name: str, capability: int) -> None:
     for backward in (False, True):
@@ -100,6 +112,20 @@ def test_a_layer_whose_sums_do_not_fit_is_refused() -> None:
         delays = DELAYS.get(name, ())
         assert cuda._has_room(name, False, 1024, delays, False, 90)
         assert cuda._has_room(name, True, 512, delays, False, 90)
+
+
+def test_few_sequences_are_spread_while_multiprocessors_are_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "capability_of", lambda device: 90)
+    monkeypatch.setattr(choices, "multiprocessors", lambda device: 132)
+    device = torch.device("cuda")
+    asked = [(139, 1, 100, 3), (139, 5, 100, 2), (139, 50, 100, 1), (64, 1, 100, 1), (198, 1, 1, 4), (512, 50, 100, 8)]
+    for hidden, trials, batch, expected in asked:
+        for backward in (False, True):
+            found = choices.choose(problem("mist", backward, hidden), trials, batch, device)
+            assert found.launch.cluster == expected
+            assert (
+                choices.choose(problem("mist", backward, hidden), 1000, batch, device, expected).launch == found.launch
+            )
 
 
 def test_one_choice_serves_both_directions() -> None:

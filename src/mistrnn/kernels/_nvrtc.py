@@ -11,7 +11,7 @@ import re
 import sys
 import tempfile
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -170,6 +170,7 @@ class Function:
 
     def __init__(self, function: Any, memory: int, device: Any) -> None:
         self._function, self._memory, self._device = function, memory, device
+        self._config = lru_cache(maxsize=64)(self._new_config)  # it takes longer to make one than to launch
 
     def launch(
         self, grid: tuple[int, int, int], threads: int, arguments: ctypes.Structure, stream: int, cluster: int = 1
@@ -178,6 +179,12 @@ class Function:
         driver, _ = bindings()
         if int(_checked(driver.cuCtxGetCurrent())) == 0:  # a thread that has not used the GPU yet
             _checked(driver.cuCtxSetCurrent(_checked(driver.cuDevicePrimaryCtxRetain(self._device))))
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        config = self._config(grid, threads, stream, cluster)
+        _checked(driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0))
+
+    def _new_config(self, grid: tuple[int, int, int], threads: int, stream: int, cluster: int) -> Any:
+        driver, _ = bindings()
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
@@ -187,8 +194,7 @@ class Function:
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = cluster, 1, 1
             config.attrs, config.numAttrs = [attribute], 1
-        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
-        _checked(driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0))
+        return config
 
 
 class Kernels:

@@ -310,7 +310,8 @@ class Variant:
         totals = 2 * self.launch.cluster * self.warps * 32 * (self.sum_width + self.extra_width)
         tall = max(tall for tall, _ in self.products)
         partial = (self.launch.ranges - 1) * self.warps * tall * 32 * self.values
-        return buffers * self.launch.rows * self.u_stride + ceil((totals + partial) * item / 16) * 16
+        counters = 32 if self.launch.cluster > 1 else 0
+        return buffers * self.launch.rows * self.u_stride + ceil((totals + partial) * item / 16) * 16 + counters
 
     @property
     def shared_memory(self) -> int:

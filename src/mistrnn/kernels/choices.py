@@ -12,18 +12,28 @@ LARGE_CLUSTER, FEW_WARPS, MOST_WARPS = 8, 4, 16
 """Measured on an H200, 2026-11-15: benchmarks/results/gpu.md. Larger clusters and blocks of 16 sequences were slower."""
 
 
-def choose(problem: Problem, trials: int, batch: int, device: torch.device) -> Variant:
-    """Return the variant for a problem on a device."""
-    return fitting(problem, capability_of(device))
+def choose(problem: Problem, trials: int, batch: int, device: torch.device, cluster: int | None = None) -> Variant:
+    """Return the variant for a problem on a device; it is told the cluster if there are records of a run forwards."""
+    if cluster is None:
+        cluster = spread(problem, trials * -(-batch // Launch.rows), device)
+    return fitting(problem, capability_of(device), cluster)
+
+
+def spread(problem: Problem, groups: int, device: torch.device) -> int:
+    """Return how many blocks share the units, at least: while multiprocessors are idle, each warp gets a scheduler alone."""
+    if not problem.parts or capability_of(device) < OLDEST_WITH_CLUSTERS:
+        return 1
+    wanted = -(-problem.hidden // (16 * FEW_WARPS))
+    return max(1, min(wanted, max(CLUSTERS), multiprocessors(device) // max(1, groups)))
 
 
 @cache
-def fitting(problem: Problem, capability: int) -> Variant:
-    """Return the smallest cluster that holds all weights, or else the largest."""
+def fitting(problem: Problem, capability: int, least: int = 1) -> Variant:
+    """Return the smallest cluster from `least` on that holds all weights, or else the largest."""
     clusters = CLUSTERS if capability >= OLDEST_WITH_CLUSTERS else (1,)
     found = None
-    for cluster in clusters:
-        if cluster > 1 and problem.hidden < 16 * cluster:
+    for cluster in sorted({least, *(size for size in clusters if size > least)}):
+        if cluster > max(1, least) and problem.hidden < 16 * cluster:
             break
         stack = 1
         while -(-problem.hidden // (16 * stack * cluster)) > MOST_WARPS:
@@ -73,9 +83,12 @@ def outer_variant(parts: int, rows: int, columns: int, device: torch.device) -> 
 
 @cache
 def ranges_of(depth: int, blocks: int, device: torch.device) -> tuple[int, int]:
-    """Return into how many ranges the sum of a weight gradient is cut, and how long they are: all multiprocessors work."""
+    """Return into how many ranges the sum of a weight gradient is cut, and how long they are: all multiprocessors work.
+
+    On an H200 a block takes 7 ms for 80,000 steps and sequences, and its result is written and read in 40 ns.
+    """
     count = multiprocessors(device)
-    most = max(1, min(64, depth // 256))
-    ranges = min(range(1, most + 1), key=lambda n: (-(-blocks * n // count) / n + 0.002 * n, n))
+    most = max(1, min(128, depth // 256))
+    ranges = min(range(1, most + 1), key=lambda n: (-(-blocks * n // count) / n + 6e-6 * blocks * n, n))
     per_range = -(-depth // ranges // 16) * 16
     return -(-depth // per_range), per_range

@@ -149,7 +149,7 @@ class _Run:
         self.dtype = there(inputs, "x").dtype
         self.real = saved_dtype(self.dtype)
         self.inputs: dict[str, Tensor | None] = {
-            name: tensor.to(self.real) if tensor is not None and _is_converted(name, tensor) else tensor
+            name: tensor.to(self.real) if tensor is not None and _is_converted(name, tensor, self.real) else tensor
             for name, tensor in inputs.items()
         }
         self.x, self.initial = there(self.inputs, "x"), there(self.inputs, "initial_h")
@@ -239,8 +239,10 @@ class _Run:
         numbers += variant.blocks(self.B) * (variant.saved_size(self.T) + variant.ring_size(self.T))
         return int(free // (numbers * self.real.itemsize))
 
-    def variant(self, backward: bool) -> Variant:
-        return choose(self.problem(backward), self.E, self.B, self.x.device)
+    def variant(self, backward: bool, saved: Tensor | None = None) -> Variant:
+        """Return the variant for this run; backwards it is the one that left the records."""
+        cluster = None if saved is None else _cluster_of(saved)
+        return choose(self.problem(backward), self.E, self.B, self.x.device, cluster)
 
     def launch(self, variant: Variant) -> None:
         """Lay out the weights and run all steps."""
@@ -253,9 +255,9 @@ class _Run:
         if variant.tiles:
             size = self.E * variant.launch.cluster * variant.tiles * variant.problem.parts * 512
             self._enter("packed", torch.empty(size, dtype=torch.uint8, device=device))
-            with _current(device):
-                kernels.pack(self.arguments, self.E, stream)
         with _current(device):
+            if variant.tiles:
+                kernels.pack(self.arguments, self.E, stream)
             kernels.run(self.arguments, self.E, self.B, stream)
 
     def by_step(self, tensor: Tensor) -> Tensor:  # [E, T, B, ...]
@@ -270,20 +272,16 @@ class _Run:
         return tensor.gather(1, source.expand(tensor.shape))
 
 
-def _is_converted(name: str, tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and name not in PROBES  # nobody reads a probe
-
-
-def load(variant: Variant, device: torch.device) -> Kernels:
-    """Return a variant's kernels on a device."""
-    with torch.cuda.device(device):
-        return _load(variant, device)
+def _is_converted(name: str, tensor: Tensor, dtype: torch.dtype) -> bool:
+    return tensor.dtype != dtype and tensor.is_floating_point() and name not in PROBES  # nobody reads a probe
 
 
 @cache
-def _load(variant: Variant, device: torch.device) -> Kernels:
-    torch.cuda.current_stream(device)  # the context that the module is loaded into
-    return Kernels(variant)
+def load(variant: Variant, device: torch.device) -> Kernels:
+    """Return a variant's kernels on a device."""
+    with torch.cuda.device(device):
+        torch.cuda.current_stream(device)  # the context that the module is loaded into
+        return Kernels(variant)
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:
@@ -299,8 +297,19 @@ def current_stream(device: torch.device) -> int:
 def saved_shape(cell: str, inputs: Inputs, settings: Settings) -> tuple[int, ...]:
     """Return the shape of what a run saves, from tensors that need not hold anything."""
     run = _Run(cell, inputs, settings, there(inputs, "x").device.type, enter=False)
-    variant = run.variant(backward=False)
-    return run.E, variant.blocks(run.B) * variant.saved_size(run.T)
+    return _saved_shape(run, run.variant(backward=False))
+
+
+def _saved_shape(run: _Run, variant: Variant) -> tuple[int, int]:
+    """Return the shape of all records: those of a trial are a multiple of 64 numbers, and what comes on top tells the cluster.
+
+    The run backwards may have more trials, and would choose another one.
+    """
+    return run.E, variant.blocks(run.B) * variant.saved_size(run.T) + 4 * variant.launch.cluster
+
+
+def _cluster_of(saved: Tensor) -> int:
+    return saved.size(1) % 64 // 4
 
 
 def forward(cell: str, inputs: Inputs, settings: Settings, device: str = "cuda") -> tuple[Tensor, ...]:
@@ -310,7 +319,7 @@ def forward(cell: str, inputs: Inputs, settings: Settings, device: str = "cuda")
     final_h = run.new("final_h", run.E, run.M, run.B, run.H)
     final_c = run.new("final_c", run.E, run.M, run.B, run.H) if cell == "lstm" else final_h.new_empty(0)
     variant = run.variant(backward=False)
-    saved = run.new("saved", run.E, variant.blocks(run.B) * variant.saved_size(run.T))
+    saved = run.new("saved", *_saved_shape(run, variant))
     run.arguments.saved_trial = saved.stride(0)
     if not run.inline:
         projected = _product(run.x.flatten(1, 2), there(run.inputs, "weight_ih").mT)
@@ -340,10 +349,10 @@ def backward(
     `wanted` says of x, the parameters, the initial state and the probes whether theirs are wanted; the others are empty.
     """
     run = _Run(cell, inputs, settings._replace(save=True), device)
-    variant = run.variant(backward=True)
-    problem = variant.problem
-    if saved.numel() == 0 and output.numel() > 0:  # the run forwards did not know that it would be asked
+    if saved.numel() == 0:  # the run forwards did not know that it would be asked
         saved = forward(cell, inputs, settings._replace(save=True), device)[3]
+    variant = run.variant(backward=True, saved=saved)
+    problem = variant.problem
     output = output.to(run.real)
     run.point("output", output)
     run.point("saved", saved)
@@ -374,7 +383,9 @@ def backward(
         d_x = _product(dz[..., :rows].flatten(1, 2), there(run.inputs, "weight_ih"))
         results["x"] = run.by_step(d_x.view(run.E, run.T, run.B, run.I))
     return tuple(
-        results[name].to(run.dtype) if name in results and inputs[name] is not None else dz.new_empty(0).to(run.dtype)
+        results[name].to(run.dtype)
+        if name in results and inputs[name] is not None
+        else dz.new_empty(0, dtype=run.dtype)
         for name in DIFFERENTIABLE
     )
 
@@ -386,7 +397,9 @@ def _parameter_gradients(
     hidden, count, cell = run.H, len(problem.delays), run.cell
     rows = there(run.inputs, "weight_ih").size(1)
     # Clones, because an operator's results may not share memory.
-    found = {"bias": sums[:, 0, :rows].clone(), "gain": sums[:, -1, :rows].clone()}
+    found = {"bias": sums[:, 0, :rows].clone()} if run.inputs["bias"] is not None else {}
+    if problem.norm:
+        found["gain"] = sums[:, -1, :rows].clone()
     if cell == "gru":
         found["bias_hn"] = sums[:, 0, 3 * hidden :].clone()
     if problem.sums_x:
@@ -488,16 +501,12 @@ def _rows(tensor: Tensor) -> Tensor:  # [E, T, B, N] -> [E, T * B, N]
     return rows if rows.stride(2) == 1 or rows.size(2) == 1 else rows.contiguous()
 
 
+@cache
 def load_outer(variant: OuterVariant, device: torch.device) -> OuterKernel:
     """Return the kernel of a weight gradient on a device."""
     with torch.cuda.device(device):
-        return _load_outer(variant, device)
-
-
-@cache
-def _load_outer(variant: OuterVariant, device: torch.device) -> OuterKernel:
-    torch.cuda.current_stream(device)
-    return OuterKernel(variant)
+        torch.cuda.current_stream(device)
+        return OuterKernel(variant)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ constexpr int kUnits = 16 * W * TW;      // of a block; the last block of a clus
 constexpr int kValues = 4 * NT * TW, kRows = 2 * NT;  // of a thread
 constexpr int kDelays = D > 0 ? D : 1, kSlots = (kDelays + 7) / 8;
 constexpr int kStride = U_STRIDE;        // of a sequence in u, in bytes
+constexpr int kTileBytes = P > 0 ? 32 * P : 16 * (int)sizeof(Real);  // of a sequence in a tile of u
 constexpr int kBuffers = BUFFERS;        // of u: with two, others may still read the last one
 constexpr int kExtraWidth = EXTRA_WIDTH;
 constexpr int kSumWidth = SUM_WIDTH;     // numbers of a sequence that are added up over the units at once, at most
@@ -120,6 +121,18 @@ DEVICE void store_all(float* to, const float (&v)[kValues]) {
 DEVICE void load_all(const double* from, double (&v)[kValues]) { EACH_VALUE v[i] = from[i]; }
 DEVICE void store_all(double* to, const double (&v)[kValues]) { EACH_VALUE to[i] = v[i]; }
 
+// Load and store `count` vectors, several at once: memory takes long to answer.
+template <class Load, class Store> DEVICE void in_batches(int count, Load load, Store store) {
+  constexpr int kAtOnce = 8;
+  for (int first = 0; first < count; first += kAtOnce) {
+    Values batch[kAtOnce];
+#pragma unroll
+    for (int n = 0; n < kAtOnce; n++) if (first + n < count) load(first + n, batch[n]);
+#pragma unroll
+    for (int n = 0; n < kAtOnce; n++) if (first + n < count) store(first + n, batch[n]);
+  }
+}
+
 struct Block {
   static constexpr int kStep = kRecord * 32 * kValues;      // from one step to the next in a warp's stream
   static constexpr int kExtraStep = EXTRA_RECORD * 32 * kRows * kSlots;  // ... and in that of the delays
@@ -136,7 +149,9 @@ struct Block {
   char* reads;   // this lane's first part of u
   int length[kLengths ? kRows : 1];
   int buffer = 0, totals_buffer = 0;
-  Rows x;
+  Counter* counters;  // of what comes from other blocks: for each buffer of u and of totals
+  int parities = 0, sent = 0;
+  Rows x, next_x;
   Real *stream, *extra_stream;  // this thread's records, at the first step
 
   METHOD Block(const Arguments& args) : args(args) {
@@ -144,6 +159,9 @@ struct Block {
     totals = (Real*)(u + kBuffers * R * kStride);
     extra_totals = totals + 2 * C * W * 32 * kSumWidth;
     partial = extra_totals + 2 * C * W * 32 * kExtraWidth;
+    counters = (Counter*)(u + TILES_AT) - 4;
+    if (C > 1 && threadIdx.x == 0)
+      for (int n = 0; n < 4; n++) begin_counter(counters + n, W);
     cta = C > 1 ? cluster_rank() : 0;
     e = blockIdx.y;
     warp = threadIdx.x / 32 % W, lane = threadIdx.x & 31;
@@ -173,6 +191,7 @@ struct Block {
     x_now = args.x + e * args.x_trial + first * args.x_time + row * args.x_sequence;
     outer_now = args.d_output + e * args.d_output_trial + first * args.d_output_time + row * args.d_output_sequence + unit;
     hold(x_now), hold(outer_now);
+    if (kInline && !BACKWARD) read_x(0, next_x);
     for (int n = threadIdx.x; n < kBuffers * R * kStride / 4; n += KS * W * 32) ((unsigned*)u)[n] = 0;
   }
   // Places of the thread's first number at the step that comes next, in tensors that it goes through once. With kReverse,
@@ -181,7 +200,11 @@ struct Block {
   const Real *x_now, *outer_now;  // of the first sequence
 
   METHOD void store(Real* now, int width, const Values& v) const {
-    EACH_VALUE if (has(i)) now[sequence_of(row_of(i)) * width + unit_of(i)] = v[i];
+    EACH_VALUE if (has(i)) {
+      Real* to = now + sequence_of(row_of(i)) * width + unit_of(i);
+      if (BACKWARD) *to = v[i];
+      else store_once(to, v[i]);  // memory has enough to do with the states that will be read again
+    }
   }
   static constexpr int kBefore = STATES_BEFORE;  // places in a stream for what was before the first step
 
@@ -211,14 +234,19 @@ struct Block {
     return s - d >= origin(s < end(j) ? s : end(j) - 1, j);
   }
 
-  // Read the input of step s; steps are asked for in the order of the run, or backwards from the last one.
+  // Read the input of step s; steps are asked for in the order of the run, or backwards from the last one. Forwards it was
+  // asked for a step before, because all other work waits for it.
   METHOD void load_x(int s) {
     if (!kInline) return;
+    if (!BACKWARD) EACH_ROW x[j] = next_x[j];
+    read_x(BACKWARD ? s : s + 1, BACKWARD ? x : next_x);
+  }
+  METHOD void read_x(int s, Rows& to) {
     EACH_ROW {
-      x[j] = 0;
+      to[j] = 0;
       const bool there = in_batch(j) && s >= 0 && s < (int)args.T && active(s, j);
-      if (there) x[j] = kReverse ? args.x[e * args.x_trial + time(s, j) * args.x_time + (row + sequence_of(j)) * args.x_sequence]
-                                 : x_now[sequence_of(j) * args.x_sequence];
+      if (there) to[j] = kReverse ? args.x[e * args.x_trial + time(s, j) * args.x_time + (row + sequence_of(j)) * args.x_sequence]
+                                  : x_now[sequence_of(j) * args.x_sequence];
     }
     x_now += BACKWARD ? -args.x_time : args.x_time;
   }
@@ -235,35 +263,38 @@ struct Block {
   // units n and n + 8. A sequence has its row of u where neither writing nor reading meets in the same bank.
   METHOD char* row_of_u(int n) const { return u + (buffer * R + (n ^ (n >> 1 & 1))) * kStride; }
   METHOD void publish(int block, const Values& v) {
+    const int first = (block * C + cta) * W * TW + warp * TW;  // tile
 #pragma unroll
     for (int i = 0; i < kValues; i += 4)
 #pragma unroll
       for (int j = 0; j < 2; j++) {
-        char* to = row_of_u(i / 4 % NT * 8 + sequence + j);
-        const int tile = (block * C + cta) * W * TW + warp * TW + i / (4 * NT), n = lane >> 2;
+        char* to = row_of_u(i / 4 % NT * 8 + sequence + j) + (first + i / (4 * NT)) * kTileBytes;
+        const int n = lane >> 2;
         const Real low = v[i + j], high = v[i + 2 + j];
 #if PARTS == 0
-        Real* place = (Real*)to + tile * 16 + 2 * n;
-#pragma unroll
-        for (int rank = 0; rank < C; rank++) {
-          if (C > 1) store_remote(place, rank, low), store_remote(place + 1, rank, high);
-          else place[0] = low, place[1] = high;
-        }
+        ((Real*)to)[2 * n] = low, ((Real*)to)[2 * n + 1] = high;
 #else
-        char* place = to + (tile * 4 + n / 2) * (8 * P) + n % 2 * 4;
         float left[2] = {(float)low, (float)high};
 #pragma unroll
         for (int p = 0; p < P; p++) {
           const unsigned part = rounded(left[0], left[1]);
           left[0] -= as_float(part << 16), left[1] -= as_float(part & 0xffff0000u);
-#pragma unroll
-          for (int rank = 0; rank < C; rank++) {
-            if (C > 1) store_remote(place + p * 8, rank, part);
-            else *(unsigned*)(place + p * 8) = part;
-          }
+          *(unsigned*)(to + n / 2 * (8 * P) + p * 8 + n % 2 * 4) = part;
         }
 #endif
       }
+    if (C > 1) {  // 16 bytes a lane, once the warp's tiles are together
+      constexpr int chunks = TW * kTileBytes / 16;  // of a sequence
+      sync_warp();
+#pragma unroll
+      for (int n = lane; n < R * chunks; n += 32) {
+        uint4* place = (uint4*)(row_of_u(n / chunks) + first * kTileBytes) + n % chunks;
+        const uint4 chunk = *place;
+#pragma unroll
+        for (int other = 1; other < C; other++) send(place, (cta + other) % C, chunk, counters + buffer);
+      }
+      sent += R * chunks * 16;
+    }
   }
   // Write one place of the part of u that comes after `blocks` vectors; every block of the cluster does so for itself.
   METHOD void publish_extra(int blocks, int d, int j, Real v) {
@@ -281,13 +312,26 @@ struct Block {
     }
 #endif
   }
-  // A barrier in two parts: everything that others read is there, and now it may be read. What a thread writes for itself
-  // or for later kernels comes between them, because blocks of a cluster wait for memory when they arrive.
+  // A barrier in two parts: a warp has published all that it has for this product, and everybody has. What a thread writes
+  // for itself or for later kernels comes between them.
   METHOD void arrive() {
-    if (C > 1) arrive_in_cluster();
+    if (C > 1) arrive_at(counters + buffer, sent), sent = 0;
   }
   METHOD void wait() {
-    if (C > 1) wait_for_cluster();
+    if (C > 1) wait_at(buffer);
+    else sync_block();
+  }
+  // The other blocks' warps send as many bytes as this one did.
+  METHOD void arrive_at(Counter* counter, int bytes) const {
+    sync_warp();
+    if (lane == 0) arrive_and_expect(counter, (C - 1) * bytes);
+  }
+  METHOD void wait_at(int which) {
+    wait_for(counters + which, parities >> which & 1);
+    parities ^= 1 << which;
+  }
+  METHOD void sync() const {
+    if (C > 1) sync_cluster();
     else sync_block();
   }
   METHOD void next_buffer() { buffer = kBuffers - 1 - buffer; }
@@ -299,29 +343,34 @@ struct Block {
     for (int distance = 4; distance < 32; distance *= 2) v += from_other_lane(v, distance);
     return v;
   }
-  template <int N> METHOD void over_warps(Real (&v)[N], bool gives) {
+  // Write a number here and for all other blocks.
+  METHOD void tell(Real* place, Real v, Counter* counter) const {
+    *place = v;
+#pragma unroll
+    for (int other = 1; other < C; other++) send(place, (cta + other) % C, v, counter);
+  }
+  template <int N> METHOD void over_warps(Real (&v)[N], int givers) {
+    const bool gives = lane < givers;
     Real* to = totals + totals_buffer * (C * W * 32 * kSumWidth);
     Real* place = to + ((cta * W + warp) * 32 + lane) * kSumWidth;
     if (gives)
 #pragma unroll
-      for (int n = 0; n < N; n++) {
-        if (C == 1) place[n] = v[n];
-        else
-          for (int rank = 0; rank < C; rank++) store_remote(place + n, rank, v[n]);
-      }
-    arrive(), wait();
+      for (int n = 0; n < N; n++) tell(place + n, v[n], counters + 2 + totals_buffer);
+    if (C > 1) arrive_at(counters + 2 + totals_buffer, givers * N * (int)sizeof(Real));
+    if (C > 1) wait_at(2 + totals_buffer);
+    else sync_block();
+    totals_buffer ^= 1;
 #pragma unroll
     for (int n = 0; n < N; n++) v[n] = 0;
     for (int k = 0; k < C * W; k++)
 #pragma unroll
       for (int n = 0; n < N; n++) v[n] += to[(k * 32 + (gives ? lane : lane & 3)) * kSumWidth + n];
-    totals_buffer ^= 1;
   }
   template <int N> METHOD void add_over_units(Real (&v)[N][kRows]) {
     Real flat[N * kRows];
 #pragma unroll
     for (int n = 0; n < N * kRows; n++) flat[n] = over_lanes(v[n / kRows][n % kRows]);
-    over_warps(flat, lane < 4);
+    over_warps(flat, 4);
 #pragma unroll
     for (int n = 0; n < N * kRows; n++) v[n / kRows][n % kRows] = from_lane(flat[n], lane & 3);
   }
@@ -345,7 +394,7 @@ struct Block {
           }
         flat[slot * kRows + j] = part[0];
       }
-    over_warps(flat, true);
+    over_warps(flat, 32);
 #pragma unroll
     for (int slot = 0; slot < kSlots; slot++) EACH_ROW own[slot][j] = flat[slot * kRows + j];
   }

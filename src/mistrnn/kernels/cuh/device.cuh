@@ -29,14 +29,10 @@ DEVICE void sync_block() { __syncthreads(); }
 DEVICE bool any_in_block(bool mine) { return __syncthreads_or(mine); }
 DEVICE void sync_warp() { __syncwarp(); }
 
-// All blocks of the cluster have come to `arrive`, and what they wrote into each other's memory before can be read.
-DEVICE void arrive_in_cluster() {
+// All threads of all blocks of the cluster have come here.
+DEVICE void sync_cluster() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-DEVICE void wait_for_cluster() {
-#if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
@@ -61,19 +57,51 @@ DEVICE unsigned remote(const void* pointer, int rank) {
 #endif
   return there;
 }
-DEVICE void store_remote(void* pointer, int rank, unsigned v) {
+
+// Counts, in shared memory, arrivals of this block's warps and bytes that the other blocks of the cluster send. It waits for
+// nothing else: a barrier of the cluster would also wait for what was written to global memory.
+typedef unsigned long long Counter;
+
+DEVICE void begin_counter(Counter* counter, int arrivals) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(remote(pointer, rank)), "r"(v) : "memory");
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"((unsigned)__cvta_generic_to_shared(counter)), "r"(arrivals) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
-DEVICE void store_remote(void* pointer, int rank, float v) {
+DEVICE void arrive_and_expect(Counter* counter, int bytes) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote(pointer, rank)), "f"(v) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"((unsigned)__cvta_generic_to_shared(counter)), "r"(bytes)
+               : "memory");
 #endif
 }
-DEVICE void store_remote(void* pointer, int rank, double v) {
+// Until all have arrived and sent, for the first, third ... time (parity 0) or the times between.
+DEVICE void wait_for(Counter* counter, int parity) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(remote(pointer, rank)), "d"(v) : "memory");
+  const unsigned here = (unsigned)__cvta_generic_to_shared(counter);
+  unsigned done;
+  do {
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done) : "r"(here), "r"(parity) : "memory");
+  } while (!done);
+#endif
+}
+// Write to where `pointer` points in block `rank`, and let its counter know.
+DEVICE void send(void* pointer, int rank, uint4 v, Counter* counter) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote(pointer, rank)),
+               "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(remote(counter, rank)) : "memory");
+#endif
+}
+DEVICE void send(void* pointer, int rank, float v, Counter* counter) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(remote(pointer, rank)), "f"(v),
+               "r"(remote(counter, rank)) : "memory");
+#endif
+}
+DEVICE void send(void* pointer, int rank, double v, Counter* counter) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f64 [%0], %1, [%2];" ::"r"(remote(pointer, rank)), "d"(v),
+               "r"(remote(counter, rank)) : "memory");
 #endif
 }
 
@@ -105,6 +133,9 @@ DEVICE float as_float(unsigned bits) { return __uint_as_float(bits); }
 
 // Bring what will be read soon into the second-level cache.
 DEVICE void prefetch(const void* pointer) { asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(pointer))); }
+
+// What this kernel will not read again need not stay in any cache.
+template <class V> DEVICE void store_once(V* pointer, V value) { __stcs(pointer, value); }
 
 // A load of weights that many blocks share: it stays in the second-level cache and out of the first.
 DEVICE uint4 load_weights(const uint4* pointer) { return __ldcg(pointer); }

@@ -161,16 +161,15 @@ template <class Cell> struct Gates {
   }
   METHOD void finish_forward(Block& k) {
     const Real* from = k.args.output + k.e * k.args.T * k.args.B * H;
-    for (int m = 0; m < M; m++) {
-      Values value;
+    auto load = [&](int m, Values& value) {
       EACH_VALUE {
         const int j = row_of(i), s = k.end(j) - (M - m);
         value[i] = 0;
         if (k.has(i) && k.sees(k.end(j), M - m, j))
           value[i] = s >= 0 ? from[k.at_time(s, i, H)] : k.args.initial_h[k.e * k.args.initial_h_trial + k.at(M + s, i, H)];
       }
-      k.store_state(k.args.final_h, M, m, value);
-    }
+    };
+    in_batches(M, load, [&](int m, Values& value) { k.store_state(k.args.final_h, M, m, value); });
   }
 
   METHOD void begin_backward(Block& k) {

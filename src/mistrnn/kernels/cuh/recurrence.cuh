@@ -6,12 +6,11 @@
 
 #include "kernels/cuh/gates.cuh"
 
-// When everybody has published what the product reads (and arrived, see Block::arrive): its result is there for the thread
+// When everybody has published what the product reads (and arrived, see Block::wait): its result is there for the thread
 // that called. What is published next goes to another buffer, because others may still read this one; the barrier after
 // that frees it. Whatever can be read ahead is read while the product is under way.
 template <int PHASE, class S, class Ahead>
 DEVICE void multiply(Block& k, const Weights<S>& weights, Real (&z)[S::kTall][kValues], Ahead read_ahead) {
-  if (!k.has_units) k.arrive();
   k.wait();
   if (k.has_units) read_ahead();
   product<PHASE>(k, weights, z);
@@ -32,7 +31,7 @@ DEVICE void multiply(Block& k, const Weights<S>& weights, Real (&z)[S::kTall][kV
         EACH_VALUE z[g][i] += more[i];
       }
   }
-  if (kBuffers == 1) k.arrive(), k.wait();  // large layers have room for one: everybody has read it
+  if (kBuffers == 1) k.sync();  // large layers have room for one: everybody has read it
   k.next_buffer();
 }
 
@@ -47,7 +46,7 @@ template <class Cell> DEVICE void run_cell(const Arguments& args) {
   weights_0.begin(packed, room);
   if (PHASES > 1) weights_1.begin(packed + Shape0::kTiles * P * 32, room + Shape0::kSharedTiles * P * 32);
   cell.begin(k);
-  k.arrive(), k.wait();  // everyone's memory is as it must be before others write to it
+  k.sync();  // everyone's memory is as it must be before others write to it
   const int steps = (int)args.T;
 #if BACKWARD
   EACH_VALUE z_0[0][i] = z_1[0][i] = 0;
@@ -57,13 +56,12 @@ template <class Cell> DEVICE void run_cell(const Arguments& args) {
     multiply<0>(k, weights_0, z_0, [&] { cell.template read_ahead<0>(k, s); });
     if (PHASES > 1) {
       if (k.has_units) cell.template backward<PHASES - 1>(k, s, z_0);
-      else k.arrive(), k.wait();  // for its sums over units
+      else if (C == 1) sync_block();  // for its sums over units
       multiply<PHASES - 1>(k, weights_1, z_1, [&] { cell.template read_ahead<PHASES - 1>(k, s); });
     }
     k.gradient_now -= args.B * kColumnStride, k.mixed_now -= args.B * MIXED_STRIDE;
   }
   if (k.has_units) cell.finish_sums(k), cell.finish(k, PHASES > 1 ? z_1 : z_0);
-  k.arrive();
 #else
   if (kExtraTiles > 0) cell.softmax.begin(packed + (kTiles - kExtraTiles) * (long)P * 32);
   if (k.has_units || cell.kAllBegin) cell.begin_forward(k);
@@ -77,7 +75,6 @@ template <class Cell> DEVICE void run_cell(const Arguments& args) {
     }
   }
   if (k.has_units) cell.finish(k, z_0);
-  else k.arrive();  // the others did with the last state
+  k.wait();  // the last state is still sent around: nobody leaves before it has come
 #endif
-  k.wait();  // nobody leaves while others may write to its memory
 }

@@ -19,7 +19,7 @@ struct Mist : Gates<MistGates> {
   typedef Real OfDelays[kSlots][kRows];  // numbers of the delays that are this lane's
 
   static constexpr int kSoon = 4;  // steps ahead of which memory is told
-  Values history[D];  // the states that step s mixes
+  Values history[D];  // the states that the next step mixes
   OfDelays a;
 
   METHOD void load_history(Block& k, int s) {
@@ -30,19 +30,37 @@ struct Mist : Gates<MistGates> {
     }
   }
   METHOD void begin_forward(Block& k) {
-    for (int m = 0; m < M; m++) {
-      Values before;
-      k.load_state(k.args.initial_h, k.args.initial_h_trial, m, before);
-      store_all(k.record(m - M, 0), before);
-    }
+    in_batches(
+        M, [&](int m, Values& v) { k.load_state(k.args.initial_h, k.args.initial_h_trial, m, v); },
+        [&](int m, Values& v) { store_all(k.record(m - M, 0), v); });
+    find_own_delays();
+    load_history(k, 0);
     Gates<MistGates>::begin_forward(k);
     share_softmax(k);
+  }
+  // The delays that are this lane's.
+  int own_delay[kSlots];
+  METHOD void find_own_delays() {
+    EACH_SLOT {
+      own_delay[slot] = 0;
+#pragma unroll
+      for (int n = 0; n < D; n++) if (n == d) own_delay[slot] = delay(n);
+      hold(own_delay[slot]);
+    }
+  }
+  // Tell memory of the far states that step s will mix: a lane takes 128 bytes of those of its delay.
+  METHOD void prefetch_history(Block& k, int s) const {
+    EACH_SLOT if (own_delay[slot] > kSoon) {
+      const char* warp = (const char*)(k.record(s - own_delay[slot], 0) - k.lane * kValues);
+#pragma unroll
+      for (int n = 0; n < kValues * (int)sizeof(Real) / 16; n++) prefetch(warp + ((k.lane & 3) * 128 + n * 512));
+    }
   }
   METHOD int first_step(Block&) { return 0; }
   template <int PHASE> METHOD void read_ahead(Block& k, int s) {
     if (!BACKWARD) {
       if (PHASE == 0) k.load_x(s);
-      if (PHASE == 0) load_history(k, s);
+      else load_history(k, s + 1), prefetch_history(k, s + kSoon);
     } else if (PHASE == 0) {
       load_mixture(k, s);
       if (s >= kSoon) prefetch(k.record(s - kSoon, 1)), prefetch(k.record(s - kSoon - M, 0));
@@ -86,12 +104,8 @@ struct Mist : Gates<MistGates> {
     OfDelays own;
     sync_warp();
     softmax.add_own(k, own);
-    EACH_SLOT EACH_ROW
-      for (int rank = 0; rank < C; rank++) {
-        Real* to = shares(k, k.cta * W + k.warp) + slot * kRows + j;
-        if (C > 1) store_remote(to, rank, own[slot][j]);
-        else *to = own[slot][j];
-      }
+    EACH_SLOT EACH_ROW k.tell(shares(k, k.cta * W + k.warp) + slot * kRows + j, own[slot][j], k.counters + k.buffer);
+    k.sent += 32 * kExtraWidth * (int)sizeof(Real);
   }
   METHOD void mix(Block& k, int s, Values& r) {
     Values m;
@@ -104,26 +118,31 @@ struct Mist : Gates<MistGates> {
     norm_extra(k, s, a);
     norm(k, s, kR, r);
     EACH_ROW {
-      Real top = a[0][j], total = 0;
+      Real top = a[0][j];
       EACH_SLOT top = a[slot][j] > top ? a[slot][j] : top;
 #pragma unroll
       for (int distance = 4; distance < 32; distance *= 2) {
         const Real other = from_other_lane(top, distance);
         top = other > top ? other : top;
       }
-      EACH_SLOT a[slot][j] = exp_of(a[slot][j] - top), total += a[slot][j];
-      total = reciprocal(Block::over_lanes(total));
-      EACH_SLOT a[slot][j] *= total;                                                    // (1)
+      EACH_SLOT a[slot][j] = exp_of(a[slot][j] - top);
     }
+    // Everyone gets all weights anyway, so that everyone adds them up, and divides in the end.
+    Rows total;
+    EACH_ROW total[j] = 0;
     EACH_VALUE m[i] = 0;
     EACH_DELAY {
       Rows weight;
-      EACH_ROW weight[j] = k.from_owner(a, d, j);
+      EACH_ROW weight[j] = k.from_owner(a, d, j), total[j] += weight[j];
       EACH_VALUE m[i] += weight[row_of(i)] * (delay(d) == 1 ? h[i] : history[d][i]);    // (3)
+    }
+    EACH_ROW {
+      total[j] = reciprocal(total[j]);
+      EACH_SLOT a[slot][j] *= total[j];                                                 // (1)
     }
     EACH_VALUE r[i] = sigmoid_of(r[i]);                                                 // (2)
     EACH_VALUE {
-      m[i] *= r[i];
+      m[i] *= r[i] * total[row_of(i)];
       if (kDropout) m[i] *= drop[i];
     }
     k.publish(0, m);
@@ -149,24 +168,23 @@ struct Mist : Gates<MistGates> {
   Values dm, later[D], state, outer, reset;
   OfDelays a_later;
   Real* dm_stream;
-  int ahead[kSlots];  // the delays that are this lane's
 
   METHOD Real* dm_of(int s) const { return dm_stream + (long)s * (32 * kValues); }
   // What the sum (3') at step s needs of later steps.
   METHOD void load_later(Block& k, int s) {
     EACH_SLOT EACH_ROW {
-      const int at = s + ahead[slot];
+      const int at = s + own_delay[slot];
       a_later[slot][j] = k.extra_record(at, 0)[slot * kRows + j];
-      if (d >= D || ((kLengths || kReset) && (at >= k.end(j) || !k.sees(at, ahead[slot], j)))) a_later[slot][j] = 0;
+      if (d >= D || ((kLengths || kReset) && (at >= k.end(j) || !k.sees(at, own_delay[slot], j)))) a_later[slot][j] = 0;
     }
     EACH_DELAY if (delay(d) != 1) load_all(dm_of(s + delay(d)), later[d]);
   }
   // The same for a step before the first.
   METHOD void load_later_before(Block& k, int s) {
     EACH_SLOT EACH_ROW {
-      const int at = s + ahead[slot];
+      const int at = s + own_delay[slot];
       a_later[slot][j] = 0;
-      if (d < D && at >= 0 && at < k.end(j) && k.sees(at, ahead[slot], j))
+      if (d < D && at >= 0 && at < k.end(j) && k.sees(at, own_delay[slot], j))
         a_later[slot][j] = k.extra_record(at, 0)[slot * kRows + j];
     }
     EACH_DELAY {
@@ -192,12 +210,7 @@ struct Mist : Gates<MistGates> {
     hold(dm_stream);
     EACH_VALUE dm[i] = 0;
     for (int m = 0; m < M; m++) store_all(dm_of((int)k.args.T + m), dm);
-    EACH_SLOT {
-      ahead[slot] = 0;
-#pragma unroll
-      for (int n = 0; n < D; n++) if (n == d) ahead[slot] = delay(n);
-      hold(ahead[slot]);
-    }
+    find_own_delays();
     if (k.args.T > 0) load_later(k, (int)k.args.T - 1), load_step(k, (int)k.args.T - 1);
   }
   // (3') the sum over d of a_{s+d} dm_{s+d}
