@@ -1,6 +1,6 @@
 """How well the default classifier does, beside what a user of aeon would pick: `make bench-accuracy`.
 
-Early cue is generated: noise of 300 steps, a little higher or lower in its first 10, which must be remembered to the end.
+Early cue is generated: noise of 600 steps, a little higher or lower in its first 10, which must be remembered to the end.
 BasicMotions (6 channels), JapaneseVowels (12 channels, unequal lengths) and ACSF1 (1,460 steps) come inside aeon. Trained on
 their training part, tested once on their test part, for several random states; nothing is chosen by what the test part says.
 aeon's deep classifiers need tensorflow; without it they are left out, and the table says so.
@@ -25,10 +25,10 @@ from mistrnn import SequenceClassifier, match_parameters
 
 
 def early_cue(split: str) -> tuple[Any, Any]:
-    """Return 300 cases to train on or 400 to test on, [cases, 1, 300], and their classes."""
+    """Return 300 cases to train on or 400 to test on, [cases, 1, 600], and their classes."""
     random, cases = np.random.RandomState(split == "test"), 400 if split == "test" else 300
     y = np.arange(cases) % 2
-    x = random.randn(cases, 1, 300) / 2
+    x = random.randn(cases, 1, 600) / 2
     x[:, 0, :10] += np.where(y, 1.0, -1.0)[:, None]
     return x, y
 

@@ -61,7 +61,7 @@ def test_validation_stops_the_training_and_the_best_is_kept() -> None:
         x, y
     )
     losses = [epoch["validation_loss"] for epoch in model.history_]
-    assert model.n_epochs_ == model.best_epoch_ + 3 < 100
+    assert model.best_epoch_ + 3 <= model.n_epochs_ < 100
     assert losses[model.best_epoch_ - 1] == min(losses)
 
 
@@ -82,6 +82,15 @@ def test_the_best_parameters_are_those_of_the_best_epoch(monkeypatch: pytest.Mon
     assert model.best_epoch_ < 12
     for name, value in model.network_.state_dict().items():
         assert torch.equal(value, seen[model.best_epoch_ - 1][name])
+
+
+def test_patience_counts_once_something_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    train_losses = iter([1.0] * 20 + [0.8] * 30)
+    monkeypatch.setattr(_fitting, "_epoch", lambda *_: (next(train_losses), 0, 1))
+    validated = iter([0.5] + [0.7] * 49)
+    monkeypatch.setattr(_fitting, "mean_loss", lambda *_: next(validated))
+    model = SequenceClassifier(hidden_size=2, max_epochs=50, patience=3, early_stopping=True).fit(*slopes(100))
+    assert (model.best_epoch_, model.n_epochs_) == (1, 24)
 
 
 def test_early_stopping_by_itself_needs_enough_cases() -> None:

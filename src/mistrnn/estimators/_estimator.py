@@ -59,7 +59,7 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             to where they were predicted best. "auto" where that share is large enough to tell.
         validation_fraction: that share.
         patience: epochs without a lower validation loss after which to stop; None for a third of all, at least 10 and at least
-            500 minibatches.
+            500 minibatches. They count once the training loss has fallen by a tenth.
         device: cpu, cuda or auto (a GPU if there is one).
         random_state: all that is random follows from it.
         verbose: show a progress bar (a line now and then where there is no terminal).

@@ -87,7 +87,7 @@ class Plan:
     learning_rate: float
     weight_decay: float
     patience: int
-    """Epochs without a lower validation loss after which to stop."""
+    """Epochs without a lower validation loss after which to stop, once the training loss has fallen by a tenth."""
     piece: int | None = None
     """Cut cases with a target for each step into pieces of at most this length."""
 
@@ -111,6 +111,7 @@ def train(
     epochs: list[Epoch] = []
     best_loss, best_epoch, best = math.inf, 0, copy.deepcopy(network.state_dict())
     first_loss, lowest_loss, brakes = math.inf, math.inf, 0
+    learning_since: int | None = None
     for number in range(1, plan.epochs + 1):
         rate = plan.learning_rate * 0.5 * (1 + math.cos(math.pi * (number - 1) / plan.epochs)) / 2**brakes
         for group in optimizer.param_groups:
@@ -135,7 +136,11 @@ def train(
         epochs.append(Epoch(number, plan.epochs, rate, finite_loss, validation_loss, best_epoch, overflows, fell))
         if report(epochs[-1]) or brakes == MOST_BRAKES:
             break
-        if validate_on is not None and number - best_epoch >= plan.patience:
+        if learning_since is None and not fell and train_loss < 0.9 * first_loss:
+            learning_since = number
+        # A long memory may take long to be found: there is nothing to stop before anything is learnt.
+        waited = 0 if learning_since is None else number - max(best_epoch, learning_since)
+        if validate_on is not None and waited >= plan.patience:
             break
     if not best_epoch:
         raise UsageError(
