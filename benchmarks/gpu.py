@@ -112,7 +112,8 @@ def first_use() -> tuple[float, float]:
         "print(time.perf_counter() - t)"
     )
     with tempfile.TemporaryDirectory() as folder:
-        places = {**os.environ, "MISTRNN_CACHE": folder, "CUDA_CACHE_PATH": f"{folder}/cuda"}  # CUDA has a cache of its own
+        # CUDA has a compile cache of its own, which must be as new.
+        places = {**os.environ, "MISTRNN_CACHE": folder, "CUDA_CACHE_PATH": f"{folder}/cuda"}
         cold, warm = (
             float(subprocess.run([sys.executable, "-c", program], env=places, check=True, capture_output=True).stdout)
             for _ in range(2)

@@ -20,6 +20,8 @@ import pandas as pd
 import pytest
 
 from mistrnn import FrameLabeler, SequenceClassifier, SequenceRegressor, cli
+from mistrnn.cli._live import answer_lines
+from mistrnn.errors import UsageError
 from tests.test_cli import Mist
 
 SMALL = ["--hidden", 6, "--epochs", 4]
@@ -312,8 +314,20 @@ def test_nothing_is_overwritten_without_force_and_nothing_foreign_with_it(mist: 
     status, _, err = mist("predict", model, data, "--out", out)
     assert status == 2
     assert "there is such a file already; choose another name, or overwrite it with --force" in err
+    status, _, err = mist("predict", model, data, "--out", out, "--force")
+    assert status == 2
+    assert "p.csv: not written by `mist predict`, so it is not overwritten" in err
     assert out.read_text() == "mine"
+    out.unlink()
+    assert mist("predict", model, data, "--out", out)[0] == 0
     assert mist("predict", model, data, "--out", out, "--force")[0] == 0
+    for place, what in ((tmp_path, "a folder"), ("/dev/null", "a device or a pipe")):
+        status, _, err = mist("predict", model, data, "--out", place, "--force")
+        assert status == 2
+        assert f"{place}: expected the name of a file to write, got {what}." in err
+    status, _, err = mist("predict", model, out, "--out", out, "--force")
+    assert status == 2
+    assert "p.csv: expected another place for --out, because the recordings are there" in err
     evaluate = ["evaluate", model, data, "--labels", tmp_path / "labels.csv", "--out", tmp_path / "r"]
     assert mist(*evaluate)[0] == 0
     status, _, err = mist(*evaluate)
@@ -354,6 +368,7 @@ def test_output_among_the_recordings_is_refused(mist: Mist, tmp_path: Path, fitt
         (["--columns", "a,label"], "expected --columns without 'label', because it is the label column, not an input."),
         (["--columns", "a,zz"], "expected the columns 'zz', which are missing; there are 't', 'b', 'a'."),
         (["--columns", "a", "--group-column", "team"], "expected the columns 'team', which are missing"),
+        (["--columns", "a", "--id-column", "rec"], "labels.csv: expected a column 'rec' with the recordings' ids"),
         (["--label-column", "class"], "labels.csv: expected the labels in a column 'class'"),
         ([], "expected to be told whether the column 't' is the time of each row"),
     ],
@@ -425,6 +440,7 @@ def test_recordings_with_an_empty_label_are_left_out(mist: Mist, tmp_path: Path)
     labels = pd.read_csv(data / "labels.csv", dtype=str)
     labels.loc[:1, "label"] = None
     labels.to_csv(data / "labels.csv", index=False)
+    (data / "001-01-0.csv").write_text("a\n5\n")  # too short to be trained on, which it is not
     status, out, err = mist("fit", data, "--labels", data / "labels.csv", "--out", tmp_path / "model", *SMALL)
     assert status == 0
     assert "note: 2 recordings have no label and are left out: 001-01-0, 001-01-1." in err
@@ -541,6 +557,8 @@ def test_stream_says_what_predict_says(mist: Mist, monkeypatch: pytest.MonkeyPat
         (b"a,b\n1,2\n3,x\n", "line 3: column 'b': expected a number, got 'x'. Skip such lines with --skip-bad."),
         (b"1,2\n3\n", "line 2: expected 2 cells, got 1: '3'."),
         (b"1,nan\n", "line 1: column 'b': expected a number, got 'nan'."),
+        (b"1,1e39\n", "line 1: column 'b': expected a number, got '1e39', which is too large."),
+        (b"1,1_0\n", "line 1: column 'b': expected a number, got '1_0'."),
         (b"a,c\n1,2\n", "line 1: expected the columns b, too; there are a, c."),
         (b"x,y\n1,2\n", "line 1: expected the columns a, b, or numbers, got 'x,y'."),
         (b"a,b,a\n", "line 1: expected every column once, got 'a' 2 times."),
@@ -582,6 +600,40 @@ def test_stream_skips_bad_lines_if_told_to(
     )
     clean = streamed(mist, monkeypatch, fitted[0], b"1,2\n3,4\n")[1].splitlines()
     assert [lines[2], lines[5]] == clean[1:]  # the state is as if they had not come
+
+
+@pytest.mark.parametrize("delimiter", [b";", b"\t"])
+def test_stream_reads_the_delimiters_that_tables_have(
+    mist: Mist, monkeypatch: pytest.MonkeyPatch, fitted: tuple[Path, Path], delimiter: bytes
+) -> None:
+    text = b"b,note,a\n2,,1\n4,,3\n\n2,,1\n"
+    expected = streamed(mist, monkeypatch, fitted[0], text)
+    assert expected[0] == 0
+    assert streamed(mist, monkeypatch, fitted[0], text.replace(b",", delimiter)) == expected
+    # A bad line at the start says nothing of the lines after it.
+    lines = streamed(mist, monkeypatch, fitted[0], b"7|8;x\n" + text.replace(b",", delimiter), "--skip-bad")[1]
+    assert lines.splitlines()[2:] == expected[1].splitlines()[1:]
+
+
+@pytest.mark.parametrize("name", ["stdin", "stdout"])
+def test_stream_without_input_or_output_is_one_message(
+    monkeypatch: pytest.MonkeyPatch, fitted: tuple[Path, Path], name: str
+) -> None:
+    monkeypatch.setattr(sys, name, None)
+    with pytest.raises(UsageError, match="expected open standard input and output"):
+        answer_lines(fitted[0], skip_bad=False)
+
+
+def test_stream_writes_utf_8_wherever_it_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).normal(size=(4, 1, 9)), ["läuft", "große"] * 2
+    model = SequenceClassifier(hidden_size=4, max_epochs=1, random_state=0).fit(x, y)
+    model.channel_names_ = ["x"]
+    model.save_pretrained(tmp_path / "model")
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"1\n")))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert answer_lines(tmp_path / "model", skip_bad=False) == 0
+    assert written.getvalue().decode().splitlines()[1].split(",")[0] in y
 
 
 def open_stream(model: Path) -> subprocess.Popen[str]:
@@ -674,6 +726,12 @@ def test_export_writes_a_graph(mist: Mist, tmp_path: Path, fitted: tuple[Path, P
     assert out == f"{path}\n"
     assert path.stat().st_size > 1000
     assert mist("export", fitted[0], "--onnx", path)[0] == 2
+    assert mist("export", fitted[0], "--onnx", path, "--force")[0] == 0
+    (tmp_path / "mine.csv").write_text("mine")
+    status, _, err = mist("export", fitted[0], "--onnx", tmp_path / "mine.csv", "--force")
+    assert status == 2
+    assert "mine.csv: expected a name that ends in .onnx, because only such a file is overwritten" in err
+    assert (tmp_path / "mine.csv").read_text() == "mine"
 
 
 def test_missing_packages_are_named(mist: Mist, monkeypatch: pytest.MonkeyPatch, fitted: tuple[Path, Path]) -> None:

@@ -116,6 +116,10 @@ def test_what_is_printed_can_be_read_in_a_pipe() -> None:
     assert "The true class never changes within a recording." in printed(constant)
     many = evaluate_recordings(["a"], np.array([0]), [sure([1], 30)], [f"c{k}" for k in range(30)])
     assert "The confusion matrix of 30 classes is in the picture" in printed(many)
+    smile = printed(evaluate_recordings(["a"], np.array([0]), [sure([1], 2)], [":smile:", "[red]\\"]))
+    assert "Always answering ':smile:'" in smile
+    assert "1  :smile:" in smile
+    assert "[red]\\ (1)" in smile
 
 
 @pytest.mark.parametrize("make", [of_rows, of_recordings, of_numbers])

@@ -9,9 +9,13 @@ from mistrnn.errors import UsageError
 from mistrnn.tables import LabelTable, Recording, as_classes, as_numbers, give_labels, read_labels
 
 
-def table(path: Path, text: str, *, id_column: str | None = None, group_column: str | None = None) -> LabelTable:
+def table(
+    path: Path, text: str, *, id_column: str | None = None, group_column: str | None = None, need_id: bool = False
+) -> LabelTable:
     (path / "labels.csv").write_text(text)
-    return read_labels(path / "labels.csv", id_column=id_column, label_column="label", group_column=group_column)
+    return read_labels(
+        path / "labels.csv", id_column=id_column, label_column="label", group_column=group_column, need_id=need_id
+    )
 
 
 def recordings(*ids: str) -> list[Recording]:
@@ -73,3 +77,11 @@ def test_numbers_that_are_none_are_named(tmp_path: Path) -> None:
         UsageError, match=r"line 3, column 'label': expected a number, because of --regress, got 'high'"
     ):
         as_numbers(found, labels)
+
+
+def test_id_column_of_the_recordings_may_have_another_name_unless_it_was_asked_for(tmp_path: Path) -> None:
+    assert table(tmp_path, "file,label\na,1\n", id_column="rec").row_of == {"a": 0}
+    with pytest.raises(
+        UsageError, match=r"expected a column 'rec' with the recordings' ids; there are 'file', 'label'"
+    ):
+        table(tmp_path, "file,label\na,1\n", id_column="rec", need_id=True)

@@ -1,5 +1,6 @@
 """One table from one file: what is kept as it is, and what is said of a file that cannot be read."""
 
+import datetime
 import gzip
 import pickle
 from pathlib import Path
@@ -170,3 +171,33 @@ def test_other_files_and_missing_ones_are_named(tmp_path: Path) -> None:
         read_table(write(tmp_path / "a.xlsx", ""))
     with pytest.raises(UsageError, match=r"nowhere\.csv: there is no such file"):
         read_table(tmp_path / "nowhere.csv")
+
+
+def test_delimiter_is_looked_for_outside_of_quotes(tmp_path: Path) -> None:
+    table = read_table(write(tmp_path / "a.csv", '"x, in\nm";"y"\n1;2\n'))
+    assert table.names == ["x, in\nm", "y"]
+    assert table.numbers("y").tolist() == [2]
+
+
+def test_dates_with_a_time_zone_and_times_of_the_day_are_times(tmp_path: Path) -> None:
+    text = (
+        "z,zone\n2026-01-31T12:00:00Z,2026-01-31 12:00:00+01:00\n2026-01-31T12:00:01.5Z,2026-01-31 12:00:01.5+01:00\n"
+    )
+    table = read_table(write(tmp_path / "a.csv", text))
+    assert np.diff(table.times("z")).tolist() == [1.5]
+    assert (table.times("z") - table.times("zone")).tolist() == [3600, 3600]
+    pd.DataFrame({"t": [datetime.time(12, 0, 0), datetime.time(12, 0, 1), None]}).to_parquet(tmp_path / "b.parquet")
+    np.testing.assert_array_equal(read_table(tmp_path / "b.parquet").times("t"), [43200, 43201, np.nan])
+
+
+def test_underscores_make_no_number(tmp_path: Path) -> None:
+    table = read_table(write(tmp_path / "a.csv", "x\n1\n1_000\n"))
+    with pytest.raises(UsageError, match=r"a\.csv, line 3, column 'x': expected a number, got '1_000'"):
+        table.numbers("x")
+
+
+def test_whole_numbers_of_half_precision_are_words_without_a_warning(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.array([1, 2], dtype=np.float16))
+    pd.DataFrame({"x": np.array([1, 2], dtype=np.float16)}).to_parquet(tmp_path / "a.parquet")
+    for name in ("a.npz", "a.parquet"):
+        assert read_table(tmp_path / name).texts("x").tolist() == ["1", "2"]

@@ -108,6 +108,9 @@ def test_column_without_a_name_is_left_out_with_a_notice(tmp_path: Path) -> None
             r"a\.csv, line 2, column 'y': expected a number, got an empty cell \(2 such cells",
         ),
         ({"a": "x\n1\ninf\n"}, {}, r"a\.csv, line 3, column 'x': expected a number, got inf"),
+        ({"a": "x\n1\n-1e39\n"}, {}, r"a\.csv, line 3, column 'x': expected a number, got -1e\+39, which is too large"),
+        ({"a": "t,x\n1,2\ninf,3\ninf,4\n"}, {"time_column": "t"}, r"line 3: expected a time in .* got an infinite one"),
+        ({"\udcff": "x\n1\n"}, {}, r"in: expected names of files in UTF-8, got '\\udcff\.csv'\. Rename it"),
         (
             {"a": "x,who\n1,bob\n"},
             {},

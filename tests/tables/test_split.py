@@ -53,3 +53,9 @@ def test_groups_that_each_have_a_class_of_their_own_cannot_be_split() -> None:
     contents = [Counter({label: 1}) for label in "aabb"]
     with pytest.raises(UsageError, match="each group has a class that no other group has"):
         hold_out(0.2, contents, ["u", "u", "v", "v"], seed=0)  # type: ignore[arg-type]
+
+
+def test_one_group_alone_cannot_be_split() -> None:
+    contents = [Counter({"": 1}) for _ in range(4)]
+    with pytest.raises(UsageError, match="expected several groups, because whole groups are held out, got one, 'u'"):
+        hold_out(0.2, contents, ["u"] * 4, seed=0)  # type: ignore[arg-type]

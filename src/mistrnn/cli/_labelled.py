@@ -39,6 +39,7 @@ def labelled(
             id_column=reading.id_column,
             label_column=reading.label_column or "label",
             group_column=reading.group_column if training else None,
+            need_id=need_id and place.is_dir(),
         )
     found, reading = read_recordings(
         place,
@@ -50,8 +51,6 @@ def labelled(
         skip=[] if labels is None else [labels],
         say=say,
     )
-    if training:
-        _check_long_enough(found)
     if table is not None:
         found = give_labels(found, table, say)
     elif kind == "recordings":
@@ -67,7 +66,10 @@ def labelled(
         more = f" and {len(without) - 5} more" if len(without) > 5 else ""
         say(f"{len(without)} recordings have no label and are left out: {', '.join(without[:5])}{more}.")
     gone = set(without)
-    return [one for one in found if one.id not in gone], reading, table
+    found = [one for one in found if one.id not in gone]
+    if training:
+        _check_long_enough(found)
+    return found, reading, table
 
 
 def _check_long_enough(recordings: Sequence[Recording]) -> None:

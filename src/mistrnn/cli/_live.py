@@ -11,6 +11,8 @@ import numpy as np
 
 from mistrnn.cli._model_folder import load_model
 from mistrnn.errors import UsageError
+from mistrnn.tables._read import delimiter_of, is_number, number_of
+from mistrnn.tables.recordings import LARGEST
 
 LONGEST_LINE = 2**20
 """Bytes; what is longer is no row of measurements."""
@@ -37,6 +39,7 @@ class Rows:
     def __init__(self, columns: list[str]) -> None:
         self._columns = columns
         self._places, self._cells = list(range(len(columns))), len(columns)
+        self._delimiter = ","
         self._first = True
 
     def restart(self) -> None:
@@ -46,21 +49,24 @@ class Rows:
     def row(self, line: str) -> list[float] | None:
         """Return the numbers of a line, None if it names the columns."""
         try:
-            cells = [cell.strip() for cell in next(csv.reader([line]))]
+            delimiter = delimiter_of(line) if self._first else self._delimiter
+            cells = [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter))]
         except csv.Error as error:
             raise BadLineError(f"not readable as CSV ({error}).") from None
-        named = all(name in cells for name in self._columns) or not all(_is_number(cell) for cell in cells)
+        named = all(name in cells for name in self._columns) or not all(is_number(cell) for cell in cells)
         if self._first and named and self._take_names(cells):
+            self._first, self._delimiter = False, delimiter
             return None
-        self._first = False
         if len(cells) != self._cells:
             raise BadLineError(f"expected {self._cells} cells, got {len(cells)}: {_short(line)}.")
-        return [self._number(place, cells[place]) for place in self._places]
+        numbers = [self._number(place, cells[place]) for place in self._places]
+        self._first, self._delimiter = False, delimiter
+        return numbers
 
     def _take_names(self, cells: list[str]) -> bool:
         """Take the names of the columns from a line; return whether it holds them."""
         if not any(cell in self._columns for cell in cells):
-            if any(_is_number(cell) for cell in cells):
+            if any(is_number(cell) for cell in cells):
                 return False  # a row with something else in it
             raise BadLineError(
                 f"expected the columns {', '.join(self._columns)}, or numbers, got {_short(','.join(cells))}."
@@ -72,22 +78,26 @@ class Rows:
         if twice:
             raise UsageError(f"expected every column once, got {twice[0]!r} {cells.count(twice[0])} times.")
         self._places, self._cells = [cells.index(name) for name in self._columns], len(cells)
-        self._first = False
         return True
 
     def _number(self, place: int, cell: str) -> float:
         try:
-            value = float(cell)
+            value = number_of(cell)
         except ValueError:
             value = math.nan
-        if not math.isfinite(value):
+        if not abs(value) < LARGEST:  # nan too
             name = self._columns[self._places.index(place)]
-            raise BadLineError(f"column {name!r}: expected a number, got {cell!r}.")
+            too_large = ", which is too large" if math.isfinite(value) else ""
+            raise BadLineError(f"column {name!r}: expected a number, got {cell!r}{too_large}.")
         return value
 
 
 def answer_lines(model: Path, *, skip_bad: bool) -> int:
     """Answer every line of standard input on standard output until either ends; return the exit status."""
+    if sys.stdin is None or sys.stdout is None:
+        raise UsageError("expected open standard input and output: rows come from the one, answers go to the other.")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # as what is read, wherever this runs
     estimator, kept = load_model(model)
     try:
         live = estimator.stream()
@@ -153,14 +163,6 @@ def _write(cells: list[object]) -> None:
     csv.writer(text, lineterminator="").writerow(cells)
     sys.stdout.write(text.getvalue() + "\n")
     sys.stdout.flush()
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _short(text: str, most: int = 60) -> str:

@@ -123,6 +123,8 @@ def check_writable(folder: Path) -> None:
 
 def check_outside(out: Path, recordings: Path, what: str) -> None:
     """Refuse to write among the recordings: what is written there would be read as one the next time."""
+    if recordings.is_file() and out.resolve() == recordings.resolve():
+        raise UsageError(f"{out}: expected another place for --out, because the recordings are there.")
     if recordings.is_dir() and out.resolve().is_relative_to(recordings.resolve()):
         raise UsageError(
             f"{out}: expected a {what} outside of {recordings}, because what is in there is read as recordings. Choose another "

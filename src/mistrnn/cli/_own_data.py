@@ -1,5 +1,6 @@
 """What `mist fit`, `predict` and `evaluate` do: tables in, a model, a report or predictions out."""
 
+import re
 import time
 import warnings
 from collections import Counter
@@ -138,10 +139,13 @@ def fit_model(
 def write_predictions(model: Path, recordings: Path, out: Path, *, id_column: str | None, force: bool) -> None:
     """Write what a model says of recordings into a CSV file."""
     check_outside(out, recordings, "file")
+    if out.exists() and not out.is_file():
+        what = "a folder" if out.is_dir() else "a device or a pipe"
+        raise UsageError(f"{out}: expected the name of a file to write, got {what}.")
     if out.exists() and not force:
         raise UsageError(f"{out}: there is such a file already; choose another name, or overwrite it with --force.")
-    if out.is_dir():
-        raise UsageError(f"{out}: expected the name of a file to write, got a folder.")
+    if out.exists() and not _are_predictions(out):
+        raise UsageError(f"{out}: not written by `mist predict`, so it is not overwritten. Choose another name.")
     check_writable(out.parent)
     estimator, kept = load_model(model)
     reading = replace(kept.reading, id_column=id_column or kept.reading.id_column)
@@ -411,6 +415,16 @@ def _prediction_rows(
             yield [one.id, int(row[place]) + 1, *times, *said(by_row[number][at])]
 
     return ["id", "row", *timed, *says], lines()
+
+
+def _are_predictions(path: Path) -> bool:
+    """Whether a file begins as those do that are written here."""
+    try:
+        with open(path, "rb") as file:
+            names = file.readline(2**20).decode("utf-8", "replace").strip()
+    except OSError:
+        return False
+    return bool(re.match("id,(value0?(,|$)|(row,)?(.*,)?label,probability,p_)", names.replace('"p_', "p_")))
 
 
 def _report(evaluation: Evaluation, folder: Path, title: str, about: dict[str, Any], force: bool) -> None:

@@ -142,6 +142,8 @@ def export(
     with _packages("export", extra="onnx"):
         from mistrnn.estimators import SequenceEstimator
         from mistrnn.estimators.export import export_onnx
+    if force and onnx.exists() and onnx.suffix != ".onnx":
+        raise UsageError(f"{onnx}: expected a name that ends in .onnx, because only such a file is overwritten.")
     export_onnx(SequenceEstimator.from_pretrained(model), onnx, step=step, force=force)
     print(onnx)
 

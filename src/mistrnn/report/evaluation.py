@@ -20,6 +20,7 @@ from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from mistrnn.errors import UsageError
 from mistrnn.report._files import save_figure, save_table
@@ -250,7 +251,7 @@ def print_evaluation(evaluation: Evaluation, console: Console) -> None:
     figures = evaluation.figures
 
     def line(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     if figures["kind"] == "numbers":
         _print_numbers(figures, console, line)
@@ -340,8 +341,8 @@ def _fits(table: Table, console: Console) -> bool:
     return console.measure(table, options=console.options.update(width=10_000)).maximum <= console.width
 
 
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")  # no markup of rich's
+def _plain(text: str) -> Text:
+    return Text(text)  # no markup and no pictures of rich's
 
 
 def _percent(share: float | None) -> str:

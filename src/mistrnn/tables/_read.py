@@ -7,6 +7,7 @@ cell that is no number can be named.
 import csv
 import gzip
 import io
+import re
 import zipfile
 import zlib
 from collections import Counter
@@ -26,6 +27,8 @@ from mistrnn.errors import UsageError
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet", ".npz")
 DELIMITERS = (",", ";", "\t")
+LONGEST_HEADER = 2**16
+"""Characters in which a delimiter is looked for."""
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "-", "?"})
 """Cells that stand for a number that is not there, in small letters."""
 INDEX = "__index_level_0__"
@@ -61,7 +64,7 @@ class SourceTable:
         column = _whole(self.data, name)
         if pa.types.is_floating(column.type):
             column = pc.if_else(pc.is_nan(column), None, column)
-            values = column.drop_null().to_numpy(zero_copy_only=False)
+            values = column.drop_null().to_numpy(zero_copy_only=False).astype(np.float64)
             if np.isfinite(values).all() and (values == np.round(values)).all() and (np.abs(values) < 2**53).all():
                 column = column.cast(pa.int64())  # whole numbers, which a gap had made floating
         if pa.types.is_boolean(column.type):
@@ -102,7 +105,7 @@ class SourceTable:
                 values.append(None)
                 continue
             try:
-                values.append(float(text))
+                values.append(number_of(text))
             except ValueError:
                 comma = (
                     " Write decimals with a point." if text.replace(",", ".").count(".") == 1 and "," in text else ""
@@ -119,21 +122,31 @@ class SourceTable:
             try:
                 return self.numbers(name)
             except UsageError:
-                try:
-                    column = pc.utf8_trim_whitespace(column).cast(pa.timestamp("ns"))
-                except pa.ArrowInvalid as error:
-                    raise UsageError(
-                        f"{self.path}: expected numbers or dates such as 2026-01-31 12:00:00.5 in the time column {name!r} "
-                        f"({error})."
-                    ) from error
+                column = self._dates(name, pc.utf8_trim_whitespace(column))
         if pa.types.is_temporal(column.type):
-            ticks = column.cast(pa.timestamp("ns"), safe=False) if not pa.types.is_duration(column.type) else column
+            ticks = column
+            if pa.types.is_time(column.type):
+                ticks = column.cast(pa.time64("ns"))
+            elif not pa.types.is_duration(column.type):
+                ticks = column.cast(pa.timestamp("ns"), safe=False)
             whole = ticks.cast(pa.int64()).to_numpy(zero_copy_only=False).astype(np.float64)
             per_second = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}[ticks.type.unit]
             return np.asarray(whole / per_second)
         return self.numbers(name)
 
+    def _dates(self, name: str, column: Any) -> Any:
+        """Return dates from text, all with a time zone or all without."""
+        zone = "UTC" if column.null_count < len(column) and _ZONE.search(column.drop_null()[0].as_py()) else None
+        try:
+            return pc.if_else(pc.equal(column, ""), None, column).cast(pa.timestamp("ns", zone))
+        except pa.ArrowInvalid as error:
+            raise UsageError(
+                f"{self.path}: expected numbers or dates such as 2026-01-31 12:00:00.5 in the time column {name!r} ({error})."
+            ) from error
 
+
+_ZONE = re.compile(r":[0-9.]+(Z|[+-][0-9:]+)$")
+"""A time of the day with a zone behind it."""
 CHOOSE_COLUMNS = "Choose the columns to read with --columns."
 
 
@@ -199,7 +212,7 @@ def _text_of(path: Path) -> str:
 
 def _records(text: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the line on which each record begins, and its cells; empty lines are none."""
-    reader = csv.reader(io.StringIO(text, newline="\n"), delimiter=_delimiter(text))
+    reader = csv.reader(io.StringIO(text, newline="\n"), delimiter=delimiter_of(text))
     line = 1
     for cells in reader:
         if cells:
@@ -207,8 +220,9 @@ def _records(text: str) -> Iterator[tuple[int, list[str]]]:
         line = reader.line_num + 1
 
 
-def _delimiter(text: str) -> str:
-    first = text.lstrip("\n").split("\n", 1)[0]
+def delimiter_of(text: str) -> str:
+    """Return what separates the cells of the first line, outside of quotes."""
+    first = re.sub('"[^"]*"', "", text.lstrip("\n")[:LONGEST_HEADER]).split("\n", 1)[0]
     return next((one for one in DELIMITERS if one in first), ",")
 
 
@@ -220,7 +234,7 @@ def _read_csv(path: Path) -> SourceTable:
         if not cells:
             raise UsageError(f"{path}: expected a line with the names of the columns, got an empty file.")
         names = [cell.strip() for cell in cells]
-        if all(_is_number(name) for name in names) and not _counts_up(names):
+        if all(is_number(name) for name in names) and not _counts_up(names):
             raise UsageError(
                 f"{path}, line {line}: expected the names of the columns in the first line, got numbers: {cells[0]}, …"
             )
@@ -237,7 +251,7 @@ def _read_csv(path: Path) -> SourceTable:
             data = pyarrow.csv.read_csv(
                 pa.BufferReader(_from_line(text, second[0]).encode()),
                 read_options=pyarrow.csv.ReadOptions(column_names=keys, use_threads=False),
-                parse_options=pyarrow.csv.ParseOptions(delimiter=_delimiter(text), newlines_in_values=True),
+                parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter_of(text), newlines_in_values=True),
                 convert_options=pyarrow.csv.ConvertOptions(
                     column_types={key: pa.string() for key in keys}, null_values=[""], strings_can_be_null=True
                 ),
@@ -343,9 +357,15 @@ def _counts_up(names: list[str]) -> bool:
     return names == [str(number) for number in range(len(names))]
 
 
-def _is_number(text: str) -> bool:
+def number_of(text: str) -> float:
+    """Return the number that a text is; 1_000 is none, whatever Python thinks of it."""
+    return float(text.replace("_", "?"))
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number."""
     try:
-        float(text)
+        number_of(text)
     except ValueError:
         return False
     return True

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistrnn.errors import UsageError
-from mistrnn.tables._read import SourceTable, Texts, id_of, read_table
+from mistrnn.tables._read import SourceTable, Texts, id_of, number_of, read_table
 from mistrnn.tables.recordings import Recording, Say, _some
 
 ID_NAMES = ("id", "recording", "file")
@@ -30,14 +30,18 @@ class LabelTable:
     groups: Texts | None
 
 
-def read_labels(path: Path, *, id_column: str | None, label_column: str, group_column: str | None) -> LabelTable:
-    """Return the labels of a table, the groups too where it has that column."""
+def read_labels(
+    path: Path, *, id_column: str | None, label_column: str, group_column: str | None, need_id: bool = False
+) -> LabelTable:
+    """Return the labels of a table, the groups too where it has that column.
+
+    Unless `need_id` is true, the id column of the recordings may have another name here.
+    """
     table = read_table(path)
     names = ", ".join(map(repr, table.names))
     if id_column is None or id_column not in table.names:
-        # The id column of the recordings may have another name here.
         found = next((name for name in table.names if name.lower() in ID_NAMES), None)
-        if found is None:
+        if found is None or need_id:
             wanted = repr(id_column) if id_column else f"called {', '.join(ID_NAMES)} (or choose it with --id-column)"
             raise UsageError(f"{path}: expected a column {wanted} with the recordings' ids; there are {names}.")
         id_column = found
@@ -119,7 +123,7 @@ def as_numbers(recordings: Sequence[Recording], table: LabelTable) -> NDArray[np
     found = []
     for one in recordings:
         try:
-            value = float(str(one.label))
+            value = number_of(str(one.label))
         except ValueError:
             value = np.nan
         if not np.isfinite(value):

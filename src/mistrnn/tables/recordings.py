@@ -13,6 +13,8 @@ from mistrnn.errors import UsageError
 from mistrnn.tables._read import SUFFIXES, SourceTable, Texts, id_of, place_of, read_table
 
 TIME_NAMES = frozenset({"t", "time", "timestamp", "seconds", "datetime", "date"})
+LARGEST = 1e30
+"""What is larger is no measurement, and overflows in the network."""
 UNEVEN, UNEVEN_SHARE = 0.5, 0.01
 """Sampling is called irregular where more than 1% of the steps are half as long again as the median, or half as short."""
 
@@ -134,6 +136,8 @@ def _files(place: Path, skip: Sequence[Path], say: Say) -> Iterator[tuple[str, P
             if name.startswith(".") or path.resolve() in skipped:
                 continue
             inside = path.relative_to(place).as_posix()
+            if any("\ud800" <= letter <= "\udfff" for letter in inside):  # a byte that is no text
+                raise UsageError(f"{place}: expected names of files in UTF-8, got {inside!a}. Rename it.")
             if not name.lower().endswith(SUFFIXES):
                 others.append(inside)
                 continue
@@ -187,10 +191,13 @@ def _recordings_of(
             f"{', '.join(map(repr, table.names))}."
         )
     values = np.stack([table.numbers(column) for column in columns], axis=1)
-    if not np.isfinite(values).all():
-        row, channel = (int(index) for index in np.argwhere(~np.isfinite(values))[0])
-        count = int((~np.isfinite(values)).sum())
-        what = "an empty cell" if np.isnan(values[row, channel]) else str(values[row, channel])
+    bad = ~(np.abs(values) < LARGEST)  # nan too
+    if bad.any():
+        row, channel = (int(index) for index in np.argwhere(bad)[0])
+        count = int(bad.sum())
+        value = values[row, channel]
+        too_large = ", which is too large" if np.isfinite(value) else ""
+        what = "an empty cell" if np.isnan(value) else f"{value}{too_large}"
         raise UsageError(
             f"{table.place(row)}, column {columns[channel]!r}: expected a number, got {what} ({count:,} such cells in this "
             "file). Fill gaps with the last value or an interpolation, or leave these rows out."
@@ -241,11 +248,10 @@ def _grouped(
         raise UsageError(
             f"{table.place(int(empty[0]))}: expected an id in column {column!r}, got an empty cell ({len(empty):,} such rows)."
         )
-    names, first, codes = np.unique(ids.astype(str), return_index=True, return_inverse=True)
+    number = {own: place for place, own in enumerate(dict.fromkeys(ids.tolist()))}  # as they come in the file
+    codes = np.array([number[own] for own in ids.tolist()])
     order = np.argsort(codes, kind="stable")
-    pieces = np.split(order, np.flatnonzero(np.diff(codes[order])) + 1)
-    for number in np.argsort(first):  # as they come in the file
-        yield str(names[number]), pieces[number]
+    yield from zip(number, np.split(order, np.flatnonzero(np.diff(codes[order])) + 1), strict=True)
 
 
 def _in_time(table: SourceTable, rows: NDArray[np.int64], times: NDArray[np.float64], column: str) -> NDArray[np.int64]:
@@ -253,6 +259,9 @@ def _in_time(table: SourceTable, rows: NDArray[np.int64], times: NDArray[np.floa
     if np.isnan(times).any():
         row = int(rows[np.isnan(times)][0])
         raise UsageError(f"{table.place(row)}: expected a time in column {column!r}, got an empty cell.")
+    if np.isinf(times).any():
+        row = int(rows[np.isinf(times)][0])
+        raise UsageError(f"{table.place(row)}: expected a time in column {column!r}, got an infinite one.")
     order = np.argsort(times, kind="stable")
     same = np.flatnonzero(np.diff(times[order]) == 0)
     if len(same):

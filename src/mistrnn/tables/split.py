@@ -40,6 +40,11 @@ def hold_out(
         for label, count in content.items():
             amounts[group, classes[label]] += count
     total = amounts.sum(0)
+    if groups is not None and len(names) < 2:
+        raise UsageError(
+            f"expected several groups, because whole groups are held out, got one, {names[0]!r}. Recordings of others are "
+            "needed; --test-share 0 trains on all of them, without an honest figure."
+        )
 
     def far(held: NDArray[np.float64]) -> float:
         return float((np.abs(held - share * total) / total).sum())

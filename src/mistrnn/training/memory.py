@@ -26,6 +26,9 @@ writes the gradients of all steps for the products that follow."""
 EVALUATION_FACTOR = 6
 """Validation keeps the states of all steps, as a list and stacked, and what the newest steps are made of."""
 
+FUSED_EVALUATION_FACTOR = 4
+"""The same in fused form: the outputs, the records of a run, and copies in another order."""
+
 
 class OutOfMemory(Exception):  # noqa: N818
     """A group took more memory than there is."""
@@ -57,7 +60,8 @@ def bytes_per_trial(study: Study, task: Task, device: torch.device) -> int:
     factor = PLAIN_FACTOR if not fused else FUSED_FACTOR if device.type == "cpu" else CUDA_FACTOR
     step = factor * (one + (two - one) * (study.batch_size - 1))
     width = study.dtype.itemsize * (study.hidden + task.input_size + task.output_size)
-    validation = EVALUATION_FACTOR * _steps_at_once(study, task) * evaluation_batch(study, device) * width
+    copies = FUSED_EVALUATION_FACTOR if fused else EVALUATION_FACTOR
+    validation = copies * _steps_at_once(study, task) * evaluation_batch(study, device) * width
     if study.gradients_every:
         step += (
             3 * task.steps * study.batch_size * study.hidden * study.dtype.itemsize

@@ -36,7 +36,9 @@ class Log:
             try:
                 self._writers[run] = self._new_writer(str(self._folder / run), purge_step=step)
             except OSError as error:
-                raise UsageError(f"cannot write TensorBoard's files to {self._folder / run}: {error.strerror}.") from error
+                raise UsageError(
+                    f"cannot write TensorBoard's files to {self._folder / run}: {error.strerror}."
+                ) from error
         for name, value in values.items():
             self._writers[run].add_scalar(name, value, step)
 
