@@ -20,6 +20,7 @@ from tests.estimators.data import early_cue, slopes, unequal
 
 
 def test_the_default_classifier_remembers_what_an_lstm_of_the_same_size_forgets() -> None:
+    # In one run, with one random state: results/classification has three of each, and longer cases.
     x, y = early_cue(300, 300, seed=0)
     new_x, new_y = early_cue(400, 300, seed=1)
     mist = SequenceClassifier(random_state=0).fit(x, y)

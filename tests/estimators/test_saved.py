@@ -77,6 +77,8 @@ def test_parameters_of_all_sorts_are_kept_and_odd_ones_are_named(tmp_path: Path)
     assert SequenceClassifier.from_pretrained(tmp_path / "b").random_state is None
     with pytest.raises(ValueError, match="expected log_dir to be something that JSON knows"):
         model.set_params(log_dir=object()).save_pretrained(tmp_path / "c")
+    with pytest.raises(ValueError, match="expected unlabeled to be something that JSON knows to save it, got nan"):
+        new(FrameLabeler, unlabeled=np.nan).save_pretrained(tmp_path / "c")
 
     class Mine(MIST):
         pass
@@ -189,6 +191,9 @@ def test_a_file_of_the_future_or_of_somebody_else_is_refused(model_folder: Path)
         SequenceClassifier.from_pretrained(model_folder)
     (model_folder / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(ValueError, match="expected a model saved by mistrnn, and this is none"):
+        SequenceClassifier.from_pretrained(model_folder)
+    (model_folder / "config.json").write_text('{"format": "mistrnn-model", "version": 1, "weights": NaN}')
+    with pytest.raises(ValueError, match=r"not readable as JSON .NaN is no number that JSON knows"):
         SequenceClassifier.from_pretrained(model_folder)
     (model_folder / "config.json").write_text("[" * 100_000)
     with pytest.raises(ValueError, match="not readable as JSON"):

@@ -17,6 +17,7 @@ Whatever changes here gets a new version, and old versions are still read.
 import contextlib
 import hashlib
 import json
+import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -113,7 +114,7 @@ def load(folder: str | PathLike[str], **hub: Any) -> "SequenceEstimator":
 def _config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
     except OSError as error:
         raise UsageError(
             f"{folder}: expected a saved model, and its {CONFIG} cannot be read ({error.strerror})."
@@ -198,13 +199,17 @@ def _to_json(name: str, value: Any) -> Any:
         return {str(key): _to_json("", item) for key, item in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
         return [_to_json("", item) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
         return value
     raise UsageError(f"expected {name or 'a parameter'} to be something that JSON knows to save it, got {value!r}.")
 
 
 def _from_json(name: str, value: Any) -> Any:
     return dict(value) if name == "class_weight" and isinstance(value, list) else value
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number that JSON knows")
 
 
 def _canonical(config: dict[str, Any]) -> bytes:
