@@ -27,7 +27,7 @@ from mistrnn.estimators._sequences import SHAPES, Case, as_array, as_cases, is_t
 from mistrnn.estimators._stream import EstimatorStream
 from mistrnn.estimators.network import Network
 from mistrnn.layers import LAYERS, RecurrentLayer, layer_class
-from mistrnn.training.sweep import choose_device
+from mistrnn.training.embedded import choose_device
 
 FEWEST_STEPS = 1500
 """Minibatches that `max_epochs=None` leads to, at least: a small set is gone through more often."""

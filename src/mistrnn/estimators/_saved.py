@@ -35,7 +35,7 @@ import mistrnn
 from mistrnn.errors import UsageError
 from mistrnn.estimators.network import Network, layer_arguments
 from mistrnn.layers import LAYERS, RecurrentLayer, layer_class
-from mistrnn.training.sweep import choose_device
+from mistrnn.training.embedded import choose_device
 
 if TYPE_CHECKING:
     from mistrnn.estimators._estimator import SequenceEstimator

@@ -35,10 +35,19 @@ class Record:
     best_error: float = float("inf")
     best_step: int | None = None
     diverged_step: int | None = None
+    stopped_step: int | None = None
+    """When it was given up as hopeless."""
     curve: list[tuple[int, float, float]] = field(default_factory=list)
     """(step, mean training loss per sequence since the point before, validation error)"""
     gradients: list[tuple[int, Tensor]] = field(default_factory=list)
     """(step, the norms of the gradients tau steps before the last loss, [T] by tau)"""
+
+    @property
+    def status(self) -> str:
+        """How it ended."""
+        if self.diverged_step is not None:
+            return "diverged"
+        return "ok" if self.stopped_step is None else "stopped"
 
 
 class Group:
@@ -231,6 +240,15 @@ class Group:
                         self.best[name][self.running[row]] = value[row]
         self._loss_sum = torch.zeros_like(self._loss_sum)
         self._loss_steps = 0
+
+    def retire(self, trials: Sequence[int]) -> None:
+        """Take no more steps with some trials; their best validation stands."""
+        if not trials:
+            return
+        for k in self.running:
+            if self.records[k].trial in trials:
+                self.records[k].stopped_step = self.step
+        self._keep([row for row, k in enumerate(self.running) if self.records[k].stopped_step is None])
 
     def _keep(self, rows: list[int]) -> None:
         """Leave only some rows in the computation."""

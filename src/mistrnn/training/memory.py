@@ -1,10 +1,13 @@
 """How many trials fit into memory at once, and whether an error says that they did not."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from mistrnn.errors import UsageError
 from mistrnn.tasks import Task
 from mistrnn.training.group import evaluation_batch
 from mistrnn.training.model import Model
@@ -42,9 +45,20 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
-def trials_that_fit(study: Study, task: Task, device: torch.device) -> int:
-    """Return how many trials can be expected to train at once on the device; at least one."""
-    return max(1, int(SAFE_SHARE * free_memory(device) / bytes_per_trial(study, task, device)))
+@contextlib.contextmanager
+def memory_named(what: str) -> Iterator[None]:
+    """Say what it was that did not fit into memory."""
+    try:
+        yield
+    except (RuntimeError, MemoryError, OverflowError) as error:
+        if out_of_memory(error):
+            raise UsageError(f"{what} would not fit into memory ({error}).") from error
+        raise
+
+
+def trials_that_fit(study: Study, task: Task, device: torch.device, share: float = 1.0) -> int:
+    """Return how many trials can be expected to train at once in a share of the device's free memory; at least one."""
+    return max(1, int(SAFE_SHARE * share * free_memory(device) / bytes_per_trial(study, task, device)))
 
 
 def bytes_per_trial(study: Study, task: Task, device: torch.device) -> int:

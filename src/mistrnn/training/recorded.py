@@ -21,7 +21,7 @@ COLUMNS = ("trial", "step", "train_loss", "val_error")
 
 ROW: dict[str, Callable[[Any], bool]] = {
     "trial": lambda v: _is_whole(v) and v >= 0,
-    "status": lambda v: v in ("ok", "diverged", "crashed"),
+    "status": lambda v: v in ("ok", "diverged", "stopped", "crashed"),
     "learning_rate": lambda v: _is_number(v) and v > 0,
     "val_error": lambda v: v is None or _is_number(v),
     "test_error": lambda v: v is None or _is_number(v),

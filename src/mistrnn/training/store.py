@@ -192,6 +192,11 @@ class Store(Recorded):
         """Remove the checkpoint of a finished group."""
         (self.folder / f"checkpoint-{first:03}.safetensors").unlink(missing_ok=True)
 
+    def checkpoints(self) -> list[int]:
+        """Return the first trials of all groups that have a checkpoint."""
+        found = (re.fullmatch(r"checkpoint-(\d+)\.safetensors", path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
     def load_checkpoint(self, first: int) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Return the checkpoint of the group that begins with this trial, if there is one."""
         path = self.folder / f"checkpoint-{first:03}.safetensors"

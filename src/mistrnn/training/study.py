@@ -22,6 +22,7 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine", "halving")
 INITIALIZATIONS = ("normal", "uniform")
 KEPT = ("best", "last")
+EARLY_STOPS = ("asha",)
 UNIFORM = 0.1
 PRECISIONS = {"high": torch.float32, "fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 """The dtype of the parameters. With "high", a GPU's products may read 16 bits of them, as torch's own setting of that name
@@ -70,6 +71,8 @@ class Study:
     gradients_every: int | None = None
     """Optimisation steps between measurements of gradient norms (and before the first and after the last); none if left
     out."""
+    early_stop: str | None = None
+    """How hopeless trials are given up; none are if left out, as in the paper."""
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work, before anything is written."""
@@ -99,6 +102,8 @@ class Study:
         ):
             if getattr(self, name) not in known:
                 raise UsageError(f"expected {name} among {', '.join(known)}, got {getattr(self, name)!r}.")
+        if self.early_stop is not None and self.early_stop not in EARLY_STOPS:
+            raise UsageError(f"expected early_stop among {', '.join(EARLY_STOPS)} or none, got {self.early_stop!r}.")
         if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
             raise UsageError(f"expected learning_rate > 0, got {self.learning_rate}.")
         if not 0 <= self.weight_decay < math.inf:

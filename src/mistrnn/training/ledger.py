@@ -1,0 +1,225 @@
+"""What is known of a running study: which groups wait, which train and where they stand. All writing goes through here."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mistrnn.training.early_stopping import Asha
+from mistrnn.training.run import BEST_SHOWN, Checkpoint, Results, Standing
+from mistrnn.training.store import Store
+from mistrnn.training.study import Study
+from mistrnn.training.tensorboard import Log
+
+
+class Interrupted(Exception):  # noqa: N818 (nothing went wrong)
+    """The study was asked to stop, and did, with a checkpoint written."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a running study stands."""
+
+    step: int
+    """Steps that a trial has taken, on average over all trials."""
+    steps: int
+    trials: int
+    """Trials in training, in all groups that train at present."""
+    running: int
+    """Those of them that take steps still."""
+    diverged: int
+    best_errors: tuple[float, ...]
+    """The lowest validation errors of the trials in training so far, best first."""
+    finished_trials: int
+    all_trials: int
+    groups: int = 1
+    """Groups that train at present."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """How the caller follows a study."""
+
+    report: Callable[[Progress], None]
+    say: Callable[[str], None]
+    stop: Callable[[], bool]
+    checkpoint_seconds: float
+    log: Log | None
+
+
+@dataclass(eq=False)
+class Assignment:
+    """Trials that train as one group."""
+
+    trials: tuple[int, ...]
+    standing: Standing | None = None
+    """Where they stood when they were last heard of."""
+    saved: float = field(default_factory=time.monotonic)
+    """When their checkpoint was written last."""
+    losses: int = 0
+    """How often whoever trained them was lost."""
+    hopeless: tuple[int, ...] = ()
+    """Trials that had better stop before the next step."""
+
+    def __str__(self) -> str:
+        first, last = self.trials[0], self.trials[-1]
+        return f"trial {first}" if first == last else f"trials {first} to {last}"
+
+
+class Ledger:
+    """Gives groups to whoever trains them, and keeps what comes back."""
+
+    def __init__(self, study: Study, store: Store, wanted: Sequence[int], watch: Watch) -> None:
+        self.study, self.watch = study, watch
+        self._store, self._wanted = store, list(wanted)
+        complete = {row["trial"] for row in store.trials() if row["status"] != "crashed"}
+        self._missing = [trial for trial in self._wanted if trial not in complete]
+        self._finished = len(complete)
+        self._begun = self._groups_begun()
+        """Groups that have a checkpoint, or have been lost on the way: they go first."""
+        self._training: list[Assignment] = []
+        self._asha = Asha(study) if study.early_stop == "asha" else None
+        if self._asha is not None:
+            hopeless = self._asha.recall(self._points_so_far())
+            for group in self._begun:
+                group.hopeless = tuple(hopeless & set(group.trials))
+
+    @property
+    def waiting(self) -> int:
+        """How many trials wait for someone to train them."""
+        return len(self._missing)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether anything waits or trains."""
+        return bool(self._missing or self._training)
+
+    def take(self, limit: int) -> tuple[Assignment, Checkpoint | None] | None:
+        """Return the next group, of so many trials at most, with the checkpoint to go on from; None if nothing waits."""
+        if not self._missing:
+            return None
+        fitting = [group for group in self._begun if len(group.trials) <= limit]
+        checkpoint = None
+        if fitting:
+            group = fitting[0]
+            checkpoint = self._store.load_checkpoint(group.trials[0])
+            if checkpoint is not None:
+                self.watch.say(f"going on with {group} from step {checkpoint[1]['step']}")
+        else:  # trials of a larger group than is wanted now start again
+            begun = {trial for group in self._begun for trial in group.trials}
+            fresh = [trial for trial in self._missing if trial not in begun] or self._missing
+            group = Assignment(tuple(fresh[:limit]))
+        self._begun = [other for other in self._begun if not set(other.trials) & set(group.trials)]
+        self._missing = [trial for trial in self._missing if trial not in group.trials]
+        group.saved = time.monotonic()
+        self._training.append(group)
+        return group, checkpoint
+
+    def wants_checkpoint(self, group: Assignment) -> bool:
+        """Whether it is time to save a group."""
+        return time.monotonic() - group.saved >= self.watch.checkpoint_seconds
+
+    def save(self, group: Assignment, checkpoint: Checkpoint) -> None:
+        """Write a group's checkpoint."""
+        self._store.save_checkpoint(group.trials[0], *checkpoint)
+        group.saved = time.monotonic()
+
+    def advanced(self, group: Assignment, standing: Standing) -> None:
+        """Note where a group stands now, and which of its trials are hopeless."""
+        group.standing = standing
+        if standing.checkpoint is not None:
+            self.save(group, standing.checkpoint)
+        if self.watch.log is not None:
+            for trial, step, loss, error in standing.points:
+                self.watch.log.add({"train_loss": loss, "validation_error": error}, step, run=f"trial-{trial}")
+        self.watch.report(self._progress())
+        group.hopeless = tuple(self._asha.hopeless(standing.points)) if self._asha is not None else ()
+
+    def finished(self, group: Assignment, results: Results) -> None:
+        """Keep a group's results."""
+        self._store.finish(results.rows, results.curves, results.models, results.gradients)
+        self._store.drop_checkpoint(group.trials[0])
+        self._training.remove(group)
+        self._finished += len(group.trials)
+
+    def crashed(self, group: Assignment, reason: str, device: str) -> None:
+        """Keep that a group's computation broke; its trials are not tried again in this run."""
+        self.watch.say(f"{group} crashed: {reason}. The same command tries them again.")
+        unknown = ("val_error", "test_error", "best_step", "steps", "parameters", "seconds")
+        rows: list[dict[str, Any]] = [
+            {
+                "trial": trial,
+                "status": "crashed",
+                "learning_rate": self.study.learning_rate_of(trial),
+                **dict.fromkeys(unknown),
+                "group": len(group.trials),
+                "device": device,
+                "error": reason,
+            }
+            for trial in group.trials
+        ]
+        self._store.finish(rows, {}, {})
+        self._training.remove(group)
+
+    def lost(self, group: Assignment) -> None:
+        """Let a group go on from its checkpoint elsewhere, because whoever trained it is gone."""
+        group.losses += 1
+        self._put_back(group)
+        self._begun.insert(0, group)
+
+    def split(self, group: Assignment) -> None:
+        """Let the trials of a group that was too large wait again, for smaller ones."""
+        self._put_back(group)
+
+    def _put_back(self, group: Assignment) -> None:
+        self._training.remove(group)
+        group.standing = None
+        self._missing = sorted({*self._missing, *group.trials})
+
+    def group_size(self) -> int | None:
+        """Return how many trials train at once in one process, if that has been decided."""
+        return self._store.group_size()
+
+    def set_group_size(self, size: int) -> None:
+        """Decide how many trials train at once in one process."""
+        self._store.set_group_size(size)
+
+    def _groups_begun(self) -> list[Assignment]:
+        groups = []
+        for first in self._store.checkpoints():
+            checkpoint = self._store.load_checkpoint(first)
+            assert checkpoint is not None
+            trials = tuple(record["trial"] for record in checkpoint[1]["records"])
+            if set(trials) <= set(self._missing):
+                groups.append(Assignment(trials))
+        return groups
+
+    def _points_so_far(self) -> list[tuple[int, int, float]]:
+        """Return the validation errors of earlier sessions, in the order of their steps: trial, step, error."""
+        columns = self._store.curves()
+        found = list(
+            zip(*(columns[name].tolist() for name in ("trial", "step", "val_error")), strict=True),
+        )
+        for group in self._begun:
+            checkpoint = self._store.load_checkpoint(group.trials[0])
+            assert checkpoint is not None
+            curves = checkpoint[0]["curves"].tolist()  # record, step, loss, error
+            found += [(group.trials[int(record)], int(step), error) for record, step, _, error in curves]
+        return sorted(found, key=lambda point: (point[1], point[0]))
+
+    def _progress(self) -> Progress:
+        standings = [(group, group.standing) for group in self._training if group.standing is not None]
+        taken = sum(len(group.trials) * standing.step for group, standing in standings)
+        taken += self._finished * self.study.total_steps
+        everything = self._finished + self.waiting + sum(len(group.trials) for group in self._training)
+        return Progress(
+            step=taken // max(1, everything),
+            steps=self.study.total_steps,
+            trials=sum(len(group.trials) for group in self._training),
+            running=sum(standing.running for _, standing in standings),
+            diverged=sum(standing.diverged for _, standing in standings),
+            best_errors=tuple(sorted(error for _, s in standings for error in s.best_errors)[:BEST_SHOWN]),
+            finished_trials=self._finished,
+            all_trials=everything,
+            groups=len(self._training),
+        )

@@ -1,0 +1,162 @@
+"""One group of trials from its start, or a checkpoint, to its results. No files: it can run wherever its data is."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mistrnn.tasks import Task
+from mistrnn.training.group import Group
+from mistrnn.training.memory import OutOfMemory, out_of_memory
+from mistrnn.training.study import Study
+
+Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]
+"""All that changes in a group, as tensors and as JSON."""
+
+BEST_SHOWN = 3
+
+
+class ComputationFailed(Exception):  # noqa: N818 (it carries the error)
+    """Something broke inside the computation of a group: no fault of the caller's, perhaps not of other groups."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a group stands."""
+
+    step: int
+    running: int
+    diverged: int
+    best_errors: tuple[float, ...]
+    """The lowest validation errors so far, best first."""
+    done: bool
+    points: tuple[tuple[int, int, float, float], ...] = ()
+    """What is new in the learning curves: trial, step, training loss, validation error."""
+    checkpoint: Checkpoint | None = None
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a finished group leaves: for each trial its line, its curve, its parameters, its gradient norms."""
+
+    rows: list[dict[str, Any]]
+    curves: dict[int, list[tuple[int, float, float]]]
+    models: dict[int, dict[str, Tensor]]
+    gradients: dict[int, list[tuple[int, Tensor]]]
+
+
+class Run:
+    """A group in training."""
+
+    def __init__(
+        self,
+        study: Study,
+        task: Task,
+        trials: Sequence[int],
+        device: torch.device,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        self._began = time.monotonic()
+        self._seconds_before = 0.0
+        self._study, self._task, self._device = study, task, device
+        with _failures_named():
+            self._group = Group(study, task, trials, device)
+        if checkpoint is not None:
+            self._group.restore(*checkpoint)
+            self._seconds_before = checkpoint[1]["seconds"]
+
+    @property
+    def done(self) -> bool:
+        """Whether all steps are taken, or no trial is left to take them."""
+        return self._group.done
+
+    def advance(self, seconds: float = 0.0, retire: Sequence[int] = (), *, checkpoint: bool = False) -> Standing:
+        """Give up the trials to retire, then train: for a step at least, to the next validation or for so long at most."""
+        until = time.monotonic() + seconds
+        with _failures_named():
+            self._group.retire(retire)
+            validated = False
+            while not (self.done or validated):
+                validated = self._group.advance()
+                if time.monotonic() >= until:
+                    break
+        return self.standing(validated=validated, checkpoint=checkpoint)
+
+    def standing(self, *, validated: bool = False, checkpoint: bool = False) -> Standing:
+        """Return where the group stands, with the newest points of its curves if it has just been validated."""
+        records = self._group.records
+        errors = sorted(record.best_error for record in records if record.best_step is not None)
+        new = [(r.trial, *r.curve[-1]) for r in records if r.curve and r.curve[-1][0] == self._group.step]
+        return Standing(
+            step=self._group.step,
+            running=len(self._group.running),
+            diverged=sum(record.diverged_step is not None for record in records),
+            best_errors=tuple(errors[:BEST_SHOWN]),
+            done=self.done,
+            points=tuple(new) if validated else (),
+            checkpoint=self.checkpoint() if checkpoint else None,
+        )
+
+    def checkpoint(self) -> Checkpoint:
+        """Return what a new run goes on from."""
+        tensors, rest = self._group.snapshot()
+        return tensors, {**rest, "seconds": self._seconds()}
+
+    def results(self) -> Results:
+        """Test every trial at its best validation."""
+        group = self._group
+        with _failures_named():
+            tested = group.evaluate(group.best, "test")
+        parameters = self._study.model(self._task, device="meta").parameter_count()
+        rows = []
+        for record, test_error in zip(group.records, tested, strict=True):
+            validated = record.best_step is not None
+            rows.append(
+                {
+                    "trial": record.trial,
+                    "status": record.status,
+                    "learning_rate": self._study.learning_rate_of(record.trial),
+                    "val_error": record.best_error if validated else None,
+                    "test_error": test_error if validated else None,
+                    "best_step": record.best_step,
+                    "steps": record.diverged_step or record.stopped_step or group.step,
+                    "parameters": parameters,
+                    "seconds": round(self._seconds(), 3),
+                    "group": len(group.records),
+                    "device": device_name(self._device),
+                }
+            )
+        best = {name: value.cpu() for name, value in group.best.items()}
+        return Results(
+            rows,
+            curves={record.trial: record.curve for record in group.records},
+            models={
+                record.trial: {name: value[k].contiguous() for name, value in best.items()}
+                for k, record in enumerate(group.records)
+                if record.best_step is not None
+            },
+            gradients={record.trial: record.gradients for record in group.records},
+        )
+
+    def _seconds(self) -> float:
+        return self._seconds_before + time.monotonic() - self._began
+
+
+def device_name(device: torch.device) -> str:
+    """Return how a device is called in a study's results."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+@contextlib.contextmanager
+def _failures_named() -> Iterator[None]:
+    """Tell a computation that breaks apart from one that runs out of memory."""
+    try:
+        yield
+    except Exception as error:
+        if out_of_memory(error):
+            raise OutOfMemory(str(error)) from error
+        raise ComputationFailed(f"{type(error).__name__}: {error}") from error
