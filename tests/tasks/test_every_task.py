@@ -62,6 +62,25 @@ def test_batches_have_the_stated_shapes(name: str, data: dict[str, Path]) -> Non
 
 
 @every_task
+def test_lengths_are_the_steps_up_to_the_padding(name: str, data: dict[str, Path]) -> None:
+    task = make(name, data)
+    for split in SPLITS:
+        for lead in ([], [3]):
+            index = torch.randint(task.sizes[split], (*lead, 4))
+            lengths = task.lengths(split, index)
+            assert (lengths.shape, lengths.dtype, lengths.device) == (index.shape, torch.int64, index.device)
+            for k, length in zip(index.flatten().tolist(), lengths.flatten().tolist(), strict=True):
+                inputs, targets = task.batch(split, torch.tensor([k]))
+                assert 1 <= length <= len(inputs) <= task.steps
+                assert not inputs[length:].any()
+                if isinstance(task, RecordingTask):
+                    assert inputs[length - 1].any()  # the last frame of made recordings is not zero
+                    assert (targets[length:] == IGNORED).all()
+                else:
+                    assert length == task.steps
+
+
+@every_task
 def test_trial_axis_only_stacks(name: str, data: dict[str, Path]) -> None:
     task = make(name, data)
     index = torch.randint(task.sizes["train"], (3, 4))

@@ -1,6 +1,7 @@
 """Prepared recordings: complete or not there, resumed, checked, mapped; and batches of unequal lengths."""
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from mistrnn.errors import UsageError
-from mistrnn.tasks import IGNORED
+from mistrnn.tasks import IGNORED, SPLITS, _recordings
 from mistrnn.tasks._recordings import BUCKET, Frames, Item, Recordings, RecordingTask, prepare, standardised
 
 LENGTHS = {"a": 5, "b": 40, "c": 33, "d": 7, "e": 1, "f": 70}
@@ -124,9 +125,119 @@ def test_nothing_is_overwritten(folder: Path) -> None:
 def test_frames_stay_in_their_file_and_the_file_stays_as_it_is(folder: Path) -> None:
     before = (folder / "inputs.npy").read_bytes()
     recordings = Recordings(folder, "")
-    assert isinstance(recordings.inputs, np.memmap)
-    recordings.inputs[:] = 7
+    for mapped in (recordings.inputs, recordings.labels):
+        assert isinstance(mapped, np.memmap)
+        with pytest.raises(ValueError, match="read-only"):
+            mapped[:] = 7
+    task = Own(folder)
+    inputs, targets = task.batch("train", torch.tensor([0, 1]))
+    inputs.fill_(7)  # a batch is the caller's own
+    targets.fill_(7)
+    assert not torch.equal(task.batch("train", torch.tensor([0, 1]))[0], inputs)
     assert (folder / "inputs.npy").read_bytes() == before
+
+
+def test_view_of_a_read_only_array_silences_that_warning_alone() -> None:
+    values = np.zeros(3, np.float32)
+    values.flags.writeable = False
+    # Torch warns once in a process, unless told to warn always.
+    torch.set_warn_always(True)
+    try:
+        with pytest.warns(UserWarning, match="not writable"):
+            torch.from_numpy(values)
+        assert torch.equal(_recordings._view(values), torch.zeros(3))
+        with pytest.warns(UserWarning, match="not writable"):  # as before
+            torch.from_numpy(values)
+    finally:
+        torch.set_warn_always(False)
+
+
+@pytest.mark.parametrize("kind", [Own, OwnAtEnd])
+def test_class_counts_equal_those_of_all_batches_and_read_no_inputs(
+    kind: type[Own], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = kind(folder)
+    expected = {}
+    for split in SPLITS:
+        _, targets = task.batch(split, torch.arange(task.sizes[split]))
+        expected[split] = torch.bincount(targets[targets != IGNORED], minlength=3).tolist()
+    monkeypatch.setattr(task, "_inputs", None)
+    assert {split: task._class_counts(split).tolist() for split in SPLITS} == expected
+
+
+def test_lengths_of_recordings_are_their_frames_without_padding(folder: Path) -> None:
+    task = Own(folder)
+    assert task.lengths("train", torch.tensor([[1, 0], [0, 0]])).tolist() == [[40, 5], [5, 5]]
+    assert task.lengths("test", torch.tensor([1])).tolist() == [70]
+
+
+def test_preparing_holds_few_recordings_in_memory(tmp_path: Path) -> None:
+    frames, inputs = 1_000, 250  # a recording of 1 MB
+
+    def load(k: int) -> Frames:
+        return np.full((frames, inputs), k, np.float32), np.zeros(frames, np.int16)
+
+    many = [Item(str(k), "u", "train", "1", lambda k=k: load(k)) for k in range(40)]  # type: ignore[misc]
+    tracemalloc.start()
+    try:
+        prepare(tmp_path / "set", "Own", ["x"], many, "here")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 1e6 < peak < 6e6
+    assert Recordings(tmp_path / "set", "").inputs[::frames, 0].tolist() == list(range(40))
+
+
+def bytes_of(task: RecordingTask) -> int:
+    return sum(values.nbytes for values in task._mapped)
+
+
+# torch takes "cpu:0" for another device than "cpu", and moves data there by a copy: so it stands for a GPU here.
+@pytest.mark.parametrize(("room", "moved"), [(4, True), (3.9, False)])
+def test_frames_move_to_a_device_that_has_four_times_their_size_free(
+    room: float, moved: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, index = Own(folder), torch.tensor([[0, 1], [1, 1]])
+    before = task.batch("train", index)
+    asked = []
+    monkeypatch.setattr(_recordings, "free_memory", lambda device: asked.append(device) or room * bytes_of(task))
+    assert task.to("cpu:0") is task
+    for values, mapped in zip((task._inputs, task._labels), task._mapped, strict=True):
+        assert (values.data_ptr() != mapped.data_ptr()) is moved
+    found = task.batch("train", index.to("cpu:0"))
+    assert all(torch.equal(a, b) for a, b in zip(before, found, strict=True))
+    monkeypatch.setattr(_recordings, "free_memory", lambda device: 0)
+    task.to("cpu:0")  # once there, they stay, though there is less room now
+    assert (task._inputs.data_ptr() != task._mapped[0].data_ptr()) is moved
+    task.to("cpu")  # and back they are in their file, not copied from the device
+    assert task._inputs.data_ptr() == task._mapped[0].data_ptr()
+    assert asked == [torch.device("cpu:0")]
+
+
+def test_batches_go_to_the_device_when_frames_stay_in_their_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_recordings, "free_memory", lambda device: 0)
+    task = Own(folder).to("meta")
+    assert not task._inputs.is_meta
+    assert all(values.is_meta for values in task.batch("train", torch.tensor([0, 1])))
+    assert task.lengths("train", torch.tensor([0, 1])).tolist() == [5, 40]
+
+
+@pytest.mark.gpu
+def test_batches_on_a_gpu_are_the_same_from_the_file_and_from_its_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = torch.tensor([[0, 1], [1, 1]])
+    expected = Own(folder).batch("train", index)
+    held = Own(folder).to("cuda")
+    monkeypatch.setattr(_recordings, "free_memory", lambda device: 0)
+    mapped = Own(folder).to("cuda")
+    assert held._inputs.is_cuda
+    assert not mapped._inputs.is_cuda
+    for task in (held, mapped):
+        found = task.batch("train", index.cuda())
+        assert all(values.is_cuda for values in found)
+        assert all(torch.equal(a, b.cpu()) for a, b in zip(expected, found, strict=True))
+        assert task.lengths("train", index.cuda()).is_cuda
 
 
 def test_broken_folders_are_named(folder: Path, tmp_path: Path) -> None:

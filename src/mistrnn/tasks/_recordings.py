@@ -6,11 +6,13 @@ labels.npy        [frames] int16, the class of each frame; -1 where it has none
 
 Preparing writes one recording at a time beside the folder, goes on after an interruption, and puts the folder in its
 place in one move when all is there: a folder that exists is complete.
+Neither preparing nor training holds more in memory than some recordings, so a data set may be larger than memory.
 """
 
 import hashlib
 import json
 import os
+import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,12 +25,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mistrnn._memory import free_memory
 from mistrnn.errors import UsageError
 from mistrnn.tasks._task import IGNORED, Split, Task
 
 FORMAT = 1
 BUCKET = 32
 """Batches are padded to a multiple of so many steps: few shapes, so that a GPU's recordings are made few times."""
+
+DEVICE_SHARE = 0.25
+"""Frames move to a GPU if they take up to so much of its free memory, because the rest is for trials; else they stay in
+their file."""
 
 Frames = tuple[NDArray[np.float32], NDArray[np.int16]]
 
@@ -177,9 +184,9 @@ class Recordings:
             content = {key: value for key, value in about.items() if key != "note"}
             digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
             self.identity = f"{self.name}|{digest}"
-            # Mapped, each process for itself: torch wants memory that can be written, and the file must not change.
-            self.inputs = np.load(folder / "inputs.npy", mmap_mode="c")
-            self.labels = np.load(folder / "labels.npy", mmap_mode="c")
+            # To be read only: the system counts a mapping that can be written against its limits as if all were in memory.
+            self.inputs = np.load(folder / "inputs.npy", mmap_mode="r")
+            self.labels = np.load(folder / "labels.npy", mmap_mode="r")
         except UsageError:
             raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
@@ -212,9 +219,11 @@ class RecordingTask(Task):
         self.classes, self.data_name = recordings.classes, recordings.name
         self.input_size, self.output_size = int(recordings.inputs.shape[1]), len(recordings.classes)
         self.data_identity, self.data_note = recordings.identity, recordings.note
-        # A view of the mapped file: pages are read when they are needed.
-        self._inputs = torch.from_numpy(recordings.inputs)
-        self._labels = torch.from_numpy(recordings.labels)
+        self._mapped = _view(recordings.inputs), _view(recordings.labels)
+        self._inputs, self._labels = self._mapped
+        """Where the frames live, in their file or on a device; places in them are kept beside them."""
+        self._device = torch.device("cpu")
+        """Where batches go."""
         lengths = torch.tensor([recording.frames for recording in recordings.recordings])
         starts = lengths.cumsum(0) - lengths
         self._starts: dict[Split, Tensor] = {}
@@ -238,42 +247,66 @@ class RecordingTask(Task):
         return found
 
     def _class_counts(self, split: Split) -> Tensor:
-        """Return how often each class is a target."""
+        """Return how often each class is a target: by the labels alone, which are a small part of the data."""
         counts = torch.zeros(self.output_size, dtype=torch.int64)
-        for index in torch.split(torch.arange(self.sizes[split]), 64):
-            _, targets = self.batch(split, index)
-            counts += torch.bincount(targets[targets != IGNORED], minlength=self.output_size)
+        for start, length in zip(self._starts[split].tolist(), self._lengths[split].tolist(), strict=True):
+            labels = self._labels[start : start + length]
+            if self.one_label:
+                labels = labels[-1:]
+            counts += torch.bincount(labels[labels >= 0].long(), minlength=self.output_size)
         return counts
 
     def trivial_output(self) -> Tensor:
         """Return a preference for the commonest class of the training set."""
         return torch.nn.functional.one_hot(self._commonest, self.output_size).double()
 
+    def lengths(self, split: Split, index: Tensor) -> Tensor:
+        """Return the number of frames of each recording at index [..., B], on the index's device."""
+        return self._lengths[split][index.to(self._inputs.device)].to(index.device)
+
     def order(self, split: Split) -> Tensor:
         """Return the recordings of a split, the longest first: little padding, and memory is known from the start."""
         return self._lengths[split].argsort(descending=True, stable=True).cpu()
 
     def batch(self, split: Split, index: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """Return frames [..., T, B, I] and classes [..., T, B], padded to the longest of the batch."""
+        """Return frames [..., T, B, I] and classes [..., T, B], padded to the longest of the batch.
+
+        They are gathered where the frames live: of a file, only what the batch is made of is read.
+        """
+        index = index.to(self._inputs.device)
         starts, lengths = (
             values[split][index].unsqueeze(-2) for values in (self._starts, self._lengths)
         )  # [..., 1, B]
         steps = torch.arange(_bucketed(int(lengths.max())), device=starts.device).unsqueeze(1)  # [T, 1]
         there = steps < lengths
         places = starts + torch.minimum(steps, lengths - 1)
-        inputs = self._inputs[places].to(dtype).masked_fill(~there.unsqueeze(-1), 0.0)
+        inputs = self._inputs[places].to(dtype).masked_fill_(~there.unsqueeze(-1), 0.0)
         targets = self._labels[places].long()
         counted = there & (targets >= 0)
         if self.one_label:
             counted = counted & (steps == lengths - 1)
-        return inputs, targets.masked_fill(~counted, IGNORED)
+        return inputs.to(self._device), targets.masked_fill_(~counted, IGNORED).to(self._device)
 
     def to(self, device: torch.device | str) -> "RecordingTask":
-        """Move all frames to the device; until then they stay in their file."""
-        self._inputs, self._labels = self._inputs.to(device), self._labels.to(device)
-        self._starts = {split: values.to(device) for split, values in self._starts.items()}
-        self._lengths = {split: values.to(device) for split, values in self._lengths.items()}
+        """Let batches be on the device, and move all frames there if it has room for them; else they stay in their file."""
+        device = torch.device(device)
+        if device == self._device:
+            return self  # asked again, it might find no room beside the frames that are there
+        size = sum(values.nbytes for values in self._mapped)
+        home = device if size <= DEVICE_SHARE * free_memory(device) else torch.device("cpu")
+        self._inputs, self._labels = (values.to(home) for values in self._mapped)
+        self._starts = {split: values.to(home) for split, values in self._starts.items()}
+        self._lengths = {split: values.to(home) for split, values in self._lengths.items()}
+        self._device = device
         return self
+
+
+def _view(mapped: NDArray[Any]) -> Tensor:
+    """Return a view of a mapped file: pages are read when they are needed, and let go when memory is short."""
+    with warnings.catch_warnings():
+        # Torch knows no tensors that cannot be written, and warns that writing to this one would crash. Nothing does.
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+        return torch.from_numpy(mapped)
 
 
 def _bucketed(length: int) -> int:

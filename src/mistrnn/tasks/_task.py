@@ -65,7 +65,11 @@ class Task(ABC):
 
     @abstractmethod
     def to(self, device: torch.device | str) -> "Task":
-        """Move the data to the device, once, and return the task."""
+        """Let batches be on the device from now on, with the data if there is room for it, and return the task."""
+
+    def lengths(self, split: Split, index: Tensor) -> Tensor:
+        """Return the number of steps of each sequence at index [..., B], without padding, on the index's device."""
+        return torch.full_like(index, self.steps)
 
     def order(self, split: Split) -> Tensor:
         """Return the order in which a split is evaluated: any; similar lengths beside each other need less padding."""

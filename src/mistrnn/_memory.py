@@ -1,0 +1,22 @@
+"""How much memory is free: for trials that train together, and for data that would live on a GPU."""
+
+from pathlib import Path
+
+import torch
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that are free on the device, as far as it tells."""
+    if device.type == "cuda":
+        # What torch holds in reserve is free for it, though the device counts it as used.
+        reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + reserve
+    free = 2**33  # where nothing tells, be careful
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        values = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        free = int(values["MemAvailable"].split()[0]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and limit.read_text().strip() != "max":
+        free = min(free, int(limit.read_text()) - int(used.read_text()))
+    return free
