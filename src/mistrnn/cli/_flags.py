@@ -41,6 +41,23 @@ GradientsEvery = Annotated[
 GroupSize = Annotated[
     int | None, typer.Option("--group-size", help="Trials at once (default: as many as memory holds).")
 ]
+EngineName = Annotated[
+    str, typer.Option("--engine", help="Who computes: embedded (this process), or ray (workers of a Ray cluster).")
+]
+Address = Annotated[
+    str | None,
+    typer.Option("--address", help="ray: the cluster, such as auto or host:port (default: one on this machine alone)."),
+]
+Workers = Annotated[
+    int | None, typer.Option("--workers", help="ray: groups at once (default: one for each GPU, or else CPU).")
+]
+CpusPerWorker = Annotated[int, typer.Option("--cpus-per-worker", help="ray: CPUs and threads of a worker.")]
+NodeData = Annotated[
+    bool, typer.Option("--node-data", help="ray: every node finds --data at the same path; nothing is sent.")
+]
+EarlyStop = Annotated[
+    str | None, typer.Option("--early-stop", help="asha: give up hopeless trials early (default: all run to the end).")
+]
 Tensorboard = Annotated[Path | None, typer.Option("--tensorboard", help="Log the curves here, for TensorBoard.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what is in the folder and start over.")]
 

@@ -56,8 +56,8 @@ class Shown:
 
     def step(self, progress: Progress) -> None:
         now = time.monotonic()
-        if self._first is None or progress.step <= self._first[1]:
-            self._first = (now, progress.step)  # a new group begins
+        if self._first is None or progress.step < self._first[1]:
+            self._first = (now, progress.step)  # a new study begins
             self._last_line = now
             if self._bar is not None and self._task is not None:
                 self._bar.reset(self._task)
@@ -65,6 +65,8 @@ class Shown:
         rate = steps / elapsed if elapsed > 0 else 0.0
         errors = " ".join(f"{error:.4f}" for error in progress.best_errors) or "none yet"
         trials = f"{progress.running} of {progress.trials} trials running, {progress.diverged} diverged"
+        if progress.groups > 1:
+            trials += f" in {progress.groups} groups"
         if progress.trials < progress.all_trials:
             trials += f", {progress.finished_trials} of {progress.all_trials} finished before"
         if self._bar is not None and self._task is not None:

@@ -10,11 +10,15 @@ from rich.table import Table
 
 from mistrnn.cli._app import app, console, data_app
 from mistrnn.cli._flags import (
+    Address,
     BatchSize,
+    CpusPerWorker,
     Data,
     Delay,
     Delays,
     Device,
+    EarlyStop,
+    EngineName,
     Fresh,
     GradientsEvery,
     GroupSize,
@@ -23,6 +27,7 @@ from mistrnn.cli._flags import (
     LayerName,
     LayerNorm,
     Length,
+    NodeData,
     NumLayers,
     OptimizerName,
     Out,
@@ -37,11 +42,13 @@ from mistrnn.cli._flags import (
     User,
     ValidateEvery,
     WeightDecay,
+    Workers,
     numbers,
 )
 from mistrnn.cli._page import write_page
 from mistrnn.cli._progress import watched
 from mistrnn.demo import BATCH, DELAY, SOLVED, STEPS, TRIALS, run_demo
+from mistrnn.errors import UsageError
 from mistrnn.layers import LAYERS
 from mistrnn.tasks import TASKS
 from mistrnn.tasks._mnist_files import MIRRORS, get
@@ -50,6 +57,10 @@ from mistrnn.tasks.mobiact import prepare_mobiact
 from mistrnn.tasks.surgical import prepare_surgical
 from mistrnn.tasks.timit import prepare_timit
 from mistrnn.training import Study, run_study, study_task, summarise
+from mistrnn.training.cluster import RayEngine
+from mistrnn.training.embedded import Embedded, Engine
+
+ENGINES = ("embedded", "ray")
 
 
 @app.command()
@@ -81,7 +92,13 @@ def sweep(
     truncate: Truncate = None,
     validate_every: ValidateEvery = None,
     gradients_every: GradientsEvery = None,
+    early_stop: EarlyStop = None,
     group_size: GroupSize = None,
+    engine: EngineName = "embedded",
+    address: Address = None,
+    workers: Workers = None,
+    cpus_per_worker: CpusPerWorker = 1,
+    node_data: NodeData = False,
     tensorboard: Tensorboard = None,
     fresh: Fresh = False,
 ) -> None:
@@ -121,7 +138,7 @@ def train(
     fresh: Fresh = False,
 ) -> None:
     """Train one model with one learning rate: a study of one trial."""
-    given = {**locals(), "trials": 1, "group_size": None}
+    given = {**locals(), "trials": 1, "group_size": None, "engine": "embedded"}
     _run_and_print(study_from(given), given)
 
 
@@ -228,6 +245,18 @@ def study_from(given: dict[str, Any]) -> Study:
     )
 
 
+def engine_from(given: dict[str, Any]) -> Engine:
+    """Return the engine that the flags describe."""
+    if given["engine"] not in ENGINES:
+        raise UsageError(f"expected --engine among {', '.join(ENGINES)}, got {given['engine']!r}.")
+    if given["engine"] == "ray":
+        return RayEngine(**{field.name: given[field.name] for field in fields(RayEngine)})
+    for field in fields(RayEngine):
+        if field.name in given and given[field.name] != field.default:
+            raise UsageError(f"--{field.name.replace('_', '-')} belongs to --engine ray.")
+    return Embedded()
+
+
 def _layer_options(given: dict[str, Any]) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     for name in ("delays", "periods"):
@@ -242,11 +271,13 @@ def _layer_options(given: dict[str, Any]) -> dict[str, Any]:
 
 def _run_and_print(study: Study, given: dict[str, Any]) -> None:
     """Run a study, print its trials, and leave with status 1 if some crashed."""
+    engine = engine_from(given)
     task = study_task(study, given["data"])
     with watched(study.total_steps, given["out"]) as (show, stop):
         rows = run_study(
             study,
             given["out"],
+            data=given["data"],
             device=given["device"],
             fresh=given["fresh"],
             group_size=given["group_size"],
@@ -255,6 +286,7 @@ def _run_and_print(study: Study, given: dict[str, Any]) -> None:
             stop=stop,
             task=task,
             log_dir=given["tensorboard"],
+            engine=engine,
         )
     _print_trials(study, rows, task.data_note)
     if any(row["status"] == "crashed" for row in rows):
@@ -268,7 +300,8 @@ def _print_trials(study: Study, rows: list[dict[str, Any]], data_note: str) -> N
         "trial", "learning rate", "val error", "test error", "best step", "status", "", box=None, pad_edge=False
     )
     for row in sorted(rows, key=lambda row: (row["val_error"] is None, row["val_error"] or 0.0, row["trial"])):
-        status = row["status"] if row["status"] != "diverged" else f"diverged at step {row['steps']}"
+        ended_early = row["status"] in ("diverged", "stopped")
+        status = f"{row['status']} at step {row['steps']}" if ended_early else row["status"]
         table.add_row(
             str(row["trial"]),
             f"{row['learning_rate']:.5f}",
@@ -285,7 +318,7 @@ def _print_trials(study: Study, rows: list[dict[str, Any]], data_note: str) -> N
         print(
             f"{study.layer} {study.hidden} on {study.task}: test {name} {error:.4f} ± {error_spread:.4f}, "
             f"log10 learning rate {rate:.2f} ± {rate_spread:.2f} (top {len(summary.top)} of {summary.trials} trials, "
-            f"{summary.diverged} diverged)"
+            f"{summary.diverged} diverged{f', {summary.stopped} stopped early' if summary.stopped else ''})"
         )
     if data_note:
         print(data_note)

@@ -1,0 +1,117 @@
+"""Finding a Ray cluster, or starting one that nobody else can reach."""
+
+import contextlib
+import importlib.util
+import logging
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from types import ModuleType
+
+from mistrnn.errors import UsageError
+
+CONNECT_SECONDS = 20.0
+"""How long an address may take to prove that a Ray cluster is there."""
+
+ON_THIS_MACHINE = {
+    # Ray's own word for "this is no cluster of several machines": all its processes listen on 127.0.0.1 alone.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # Who connects must know the token; without one, Ray writes its own into the home folder.
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # A worker without a GPU of its own leaves the setting of visible GPUs alone.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+_started_here = False
+"""Whether a cluster of our own has been started in this process, with the settings that Ray reads when it is imported."""
+
+
+def make_sure_of_ray() -> None:
+    """Say how to install Ray if it is missing; it is not imported yet, because it reads settings when it is."""
+    if importlib.util.find_spec("ray") is None:
+        raise UsageError("the engine ray needs Ray; install it with: pip install 'mistrnn[ray]'")
+
+
+@contextlib.contextmanager
+def connected(address: str | None, workers: int | None, cpus_per_worker: int) -> Iterator[ModuleType]:
+    """Connect to the cluster at the address, or start one here; the caller's own connection is used and left as it is."""
+    if address is None:
+        with _cluster_here(workers, cpus_per_worker) as ray:
+            yield ray
+        return
+    import ray
+
+    if ray.is_initialized():
+        yield ray
+        return
+    make_sure_of_cluster(address)
+    try:
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+    except Exception as error:  # Ray raises whatever its parts raise: other versions, no token, no node here
+        raise UsageError(f"cannot use the Ray cluster at {address}: {error}") from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _cluster_here(workers: int | None, cpus_per_worker: int) -> Iterator[ModuleType]:
+    """Start a cluster on this machine for as long as it is needed; its logs go when it goes."""
+    global _started_here
+    if "ray" in sys.modules and not _started_here:
+        raise UsageError(
+            "Ray was imported before the study could start a cluster that only this machine reaches. Import it later, or "
+            'start it yourself with ray.init() and use it with address="auto".'
+        )
+    _started_here = True
+    folder = tempfile.mkdtemp(prefix="mist-ray-")
+    before = {name: os.environ.get(name) for name in ON_THIS_MACHINE}
+    os.environ.update(ON_THIS_MACHINE)
+    try:
+        import ray
+
+        try:
+            ray.init(
+                address="local",
+                num_cpus=None if workers is None else workers * cpus_per_worker,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=folder,
+            )
+            yield ray
+        finally:
+            ray.shutdown()
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def make_sure_of_cluster(address: str) -> None:
+    """Ask whether a Ray cluster is at the address: connecting to one that is not there takes Ray minutes to give up."""
+    if address.startswith("ray://"):
+        which = ["--component", "ray_client_server", "--address", address.removeprefix("ray://")]
+    else:
+        which = [] if address == "auto" else ["--address", address]
+    try:
+        command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", *which]
+        asked = subprocess.run(command, capture_output=True, timeout=CONNECT_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        asked = None
+    if asked is None or asked.returncode != 0:
+        raise UsageError(
+            f"no Ray cluster answers at {address}. Check host, port and token, start one with `ray start --head`, or leave "
+            "the address out for a cluster on this machine alone."
+        )

@@ -1,0 +1,104 @@
+"""The engine: what it is asked, and what room the cluster has for it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mistrnn.errors import UsageError
+from mistrnn.tasks import Task
+from mistrnn.training.cluster.connection import connected, make_sure_of_ray
+from mistrnn.training.cluster.crew import Crew
+from mistrnn.training.cluster.shipping import Packed, packed
+from mistrnn.training.cluster.worker import Post, Worker
+from mistrnn.training.ledger import Ledger
+
+STORE_SHARE = 0.9
+"""How much of the memory that Ray shares on a node the data may take."""
+
+
+@dataclass(frozen=True)
+class RayEngine:
+    """A Ray cluster: one that is running at `address`, or a new one on this machine alone, for this study alone.
+
+    Attributes:
+        address: "auto", "host:port" or "ray://host:port"; a new cluster on this machine if left out.
+        workers: how many groups train at once; as many as the cluster has GPUs, or else CPUs for, if left out.
+        cpus_per_worker: how many CPUs, and threads, a worker has.
+        node_data: every node finds the data at the same path; otherwise it is sent to each node once.
+    """
+
+    address: str | None = None
+    workers: int | None = None
+    cpus_per_worker: int = 1
+    node_data: bool = False
+
+    def check(self, device: str) -> None:
+        """Refuse what cannot work, before anything is read or written."""
+        for name in ("workers", "cpus_per_worker"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"expected {name} >= 1, got {value}.")
+        if device not in ("auto", "cpu", "cuda"):
+            raise UsageError(
+                f"expected device auto, cpu or cuda on a cluster, because Ray chooses among its GPUs, got {device!r}."
+            )
+        make_sure_of_ray()
+
+    def run(self, ledger: Ledger, task: Task, *, device: str, data: Path | None, group_size: int | None) -> None:
+        """Train all that waits in the ledger on the cluster's workers."""
+        with connected(self.address, self.workers, self.cpus_per_worker) as ray:
+            kind, rooms = self._rooms(ray, device)
+            workers = min(self.workers or sum(rooms), ledger.waiting)
+            size = group_size or -(-ledger.waiting // workers)
+            ledger.watch.say(
+                f"{ledger.waiting} trials in groups of at most {size} on {workers} "
+                f"{'GPU' if kind == 'cuda' else 'CPU'} worker{'s' * (workers > 1)}"
+            )
+            post = Post(
+                study=ledger.study.as_dict(),
+                data=str(Path(data).absolute()) if data is not None else None,
+                data_identity=task.data_identity,
+                device=kind,
+                threads=self.cpus_per_worker,
+                neighbours=1 if kind == "cuda" else min(workers, max(rooms)),
+            )
+            there_already = self.node_data or not type(task).needs_data
+            parts = None if there_already else ray.put(self._sendable(ray, task))
+            Crew(ray, ledger, self._worker_class(ray, kind), post, parts, size).work(workers)
+
+    def _rooms(self, ray: ModuleType, device: str) -> tuple[str, list[int]]:
+        """Return on what the workers compute, and how many of them each node has room for."""
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        gpus = int(sum(node.get("GPU", 0) for node in nodes))
+        if device == "cuda" and not gpus:
+            raise UsageError("expected GPUs in the cluster for device cuda, and Ray knows of none.")
+        kind = "cuda" if gpus and device != "cpu" else "cpu"
+        rooms = [int(node.get("CPU", 0)) // self.cpus_per_worker for node in nodes]
+        if kind == "cuda":
+            rooms = [min(room, int(node.get("GPU", 0))) for room, node in zip(rooms, nodes, strict=True)]
+        if not any(rooms):
+            raise UsageError(
+                f"expected a node with {self.cpus_per_worker} CPUs{' and a GPU' if kind == 'cuda' else ''} for a worker, got "
+                + ", ".join(f"{int(node.get('CPU', 0))} CPUs and {int(node.get('GPU', 0))} GPUs" for node in nodes)
+            )
+        if self.workers is not None and self.workers > sum(rooms):
+            raise UsageError(f"expected at most {sum(rooms)} workers in this cluster, got {self.workers}.")
+        return kind, rooms
+
+    def _worker_class(self, ray: ModuleType, kind: str) -> Any:
+        options: dict[str, Any] = {"num_cpus": self.cpus_per_worker, "scheduling_strategy": "SPREAD"}
+        if kind == "cuda":
+            options["num_gpus"] = 1
+        return ray.remote(**options)(Worker)
+
+    def _sendable(self, ray: ModuleType, task: Task) -> Packed:
+        parts = packed(task)
+        size = sum(array.nbytes for array in parts[1])
+        room = min(node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["Alive"])
+        if size > STORE_SHARE * room:
+            raise UsageError(
+                f"the data ({size / 2**30:.2f} GiB) does not fit into the memory that Ray shares on a node "
+                f"({room / 2**30:.2f} GiB). Put it where every node finds it under the same path, and say --node-data."
+            )
+        return parts

@@ -1,0 +1,53 @@
+"""A task in parts that Ray can share: everything but its tensors as bytes, the tensors as arrays.
+
+Arrays lie once in the shared memory of a node, and all workers of the node read them in place.
+"""
+
+import io
+import pickle
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mistrnn.tasks import Task
+
+Packed = tuple[bytes, list[np.ndarray[Any, Any]]]
+
+
+def packed(task: Task) -> Packed:
+    """Return the parts of a task on the CPU; a tensor that it holds twice is there once."""
+    arrays: list[np.ndarray[Any, Any]] = []
+    places: dict[tuple[Any, ...], int] = {}
+
+    class Packer(pickle.Pickler):
+        def persistent_id(self, value: Any) -> int | None:
+            if not isinstance(value, Tensor):
+                return None
+            key = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+            if key not in places:
+                places[key] = len(arrays)
+                arrays.append(value.numpy())
+            return places[key]
+
+    buffer = io.BytesIO()
+    Packer(buffer).dump(task)
+    return buffer.getvalue(), arrays
+
+
+def unpacked(parts: Packed) -> Task:
+    """Return the task whose parts these are; it reads the arrays where they lie."""
+    content, arrays = parts
+    with warnings.catch_warnings():
+        # Nobody writes to a task's tensors, and nobody could: shared memory is read-only.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        found: list[Tensor] = [torch.from_numpy(array) for array in arrays]
+
+    class Unpacker(pickle.Unpickler):
+        def persistent_load(self, place: int) -> Tensor:
+            return found[place]
+
+    task: Task = Unpacker(io.BytesIO(content)).load()
+    return task
