@@ -323,8 +323,8 @@ def _study(found: Found, anchor: str) -> dict[str, Any]:
 
 
 def _status(trial: dict[str, Any]) -> str:
-    if trial["status"] == "diverged":
-        return f"diverged at step {trial['steps']}"
+    if trial["status"] in ("diverged", "stopped"):
+        return f"{trial['status']} at step {trial['steps']}"
     return f"crashed: {trial.get('error', '')}" if trial["status"] == "crashed" else str(trial["status"])
 
 
