@@ -11,6 +11,7 @@ from rich.table import Table
 from mistrnn.cli._app import app, console, data_app
 from mistrnn.cli._flags import (
     BatchSize,
+    CheckpointSegments,
     Data,
     Delay,
     Delays,
@@ -79,6 +80,7 @@ def sweep(
     weight_decay: WeightDecay = 0.0,
     precision: Precision = "high",
     truncate: Truncate = None,
+    checkpoint_segments: CheckpointSegments = None,
     validate_every: ValidateEvery = None,
     gradients_every: GradientsEvery = None,
     group_size: GroupSize = None,
@@ -115,6 +117,7 @@ def train(
     weight_decay: WeightDecay = 0.0,
     precision: Precision = "high",
     truncate: Truncate = None,
+    checkpoint_segments: CheckpointSegments = None,
     validate_every: ValidateEvery = None,
     gradients_every: GradientsEvery = None,
     tensorboard: Tensorboard = None,
