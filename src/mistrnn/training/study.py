@@ -119,6 +119,12 @@ class Study:
                 raise UsageError(f"{self.layer}: expected no {option}, because they belong to {' and '.join(owners)}.")
         if self.layer_options.get("bidirectional") and issubclass(kind, RecordingTask):
             raise UsageError(f"{self.task}: expected one direction, because the second would read the padding first.")
+        pieces = [name for name in ("truncate", "checkpoint_segments") if getattr(self, name) is not None]
+        if pieces and self.layer_options.get("bidirectional"):
+            raise UsageError(
+                f"expected one direction with {pieces[0]}, because the second reads from the end and would begin each piece "
+                "without what comes after it."
+            )
         random = [name for name in ("zoneout", "recurrent_dropout", "dropout") if self.layer_options.get(name)]
         if random:
             raise UsageError(
