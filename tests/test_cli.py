@@ -104,6 +104,18 @@ def test_train_is_a_study_of_one_trial_with_its_learning_rate(mist: Mist, tmp_pa
     assert "(top 1 of 1 trials" in out
 
 
+@pytest.mark.parametrize("command", [["sweep", "copy", "--trials", 2], ["train", "copy", "--learning-rate", 0.02]])
+def test_checkpoint_segments_are_a_setting_of_the_study(mist: Mist, tmp_path: Path, command: list[Any]) -> None:
+    options = [*command, *SMALL, "--checkpoint-segments", 3]
+    assert mist(*options, "--out", tmp_path / "a")[0] == 0
+    settings = json.loads((tmp_path / "a" / "study.json").read_text())["settings"]
+    assert (settings["checkpoint_segments"], settings["truncate"]) == (3, None)
+    status, _, err = mist(*options, "--truncate", 4, "--out", tmp_path / "b")
+    assert status == 2
+    assert "expected either truncate or checkpoint_segments" in err
+    assert not (tmp_path / "b").exists()
+
+
 def test_permuted_mnist_runs_from_files(mist: Mist, tmp_path: Path) -> None:
     data = write_mnist(tmp_path / "data")
     options = ["--last-pixels", 30, "--layer", "clockwork", "--periods", "1,2,4", "--hidden", 9, "--batch-size", 10]

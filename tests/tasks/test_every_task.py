@@ -142,6 +142,11 @@ def test_loss_is_the_number_of_sequences_times_the_mean(name: str, data: dict[st
         chosen = torch.log_softmax(scores, -1)[there].gather(-1, targets[there].unsqueeze(-1))
         by_hand = -6 * chosen.mean()
     torch.testing.assert_close(task.loss(scores, targets), by_hand)
+    parts = [
+        task.loss(scores[..., part, :], targets[..., part], task.count(targets), sequences=6)
+        for part in (slice(0, 4), slice(4, 6))
+    ]
+    torch.testing.assert_close(parts[0] + parts[1], by_hand)
 
 
 @every_task

@@ -219,7 +219,11 @@ def test_sweep_on_the_gpu_equals_the_cpu(task: Task) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("settings", [{}, {"truncate": 5}, {"optimizer": "adam"}, {"precision": "bf16"}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"truncate": 5}, {"checkpoint_segments": 3}, {"optimizer": "adam"}, {"precision": "bf16"}],
+    ids=str,
+)
 def test_recorded_step_equals_the_plain_one_on_the_gpu(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:

@@ -72,6 +72,16 @@ def test_steps_and_interval_default_to_the_tasks() -> None:
         ({"steps": 0}, "expected steps to be a whole number >= 1, got 0."),
         ({"batch_size": 0}, "expected batch_size to be a whole number >= 1, got 0."),
         ({"truncate": 0}, "expected truncate to be a whole number >= 1, got 0."),
+        ({"checkpoint_segments": 0}, "expected checkpoint_segments to be a whole number >= 1, got 0."),
+        ({"truncate": 5, "checkpoint_segments": 3}, "expected either truncate or checkpoint_segments, because"),
+        (
+            {"truncate": 5, "layer_options": {"bidirectional": True}},
+            "expected one direction with truncate, because the second reads from the end",
+        ),
+        (
+            {"checkpoint_segments": 5, "layer_options": {"bidirectional": True}},
+            "expected one direction with checkpoint_segments, because the second reads from the end",
+        ),
         ({"validate_every": -1}, "expected validate_every to be a whole number >= 1, got -1."),
         ({"seed": -1}, "expected seed between 0 and 2^31 - 1, got -1."),
         ({"seed": 2**31}, "expected seed between 0 and 2^31 - 1, got 2147483648."),
@@ -101,6 +111,12 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], expecte
     assert str(caught.value).startswith(expected)
 
 
+def test_steps_at_once_are_those_of_a_chunk_or_a_segment() -> None:
+    assert study().steps_at_once(100) == 100
+    assert [study(truncate=30).steps_at_once(steps) for steps in (100, 20)] == [30, 20]
+    assert [study(checkpoint_segments=3).steps_at_once(steps) for steps in (99, 100, 2)] == [33, 34, 1]
+
+
 def test_settings_survive_json_as_they_are() -> None:
     chosen = study(layer_options={"delays": (1, 2, 4)})
     assert chosen.differences(json.loads(json.dumps(chosen.as_dict()))) == []
@@ -116,7 +132,7 @@ def test_differences_name_what_was_set_otherwise() -> None:
 
 def test_studies_of_earlier_versions_go_on_with_what_was_always_so() -> None:
     stored = study().as_dict()
-    for later in ("momentum", "initialization", "readout_dropout", "keep", "gradients_every"):
+    for later in ("momentum", "initialization", "readout_dropout", "keep", "gradients_every", "checkpoint_segments"):
         stored.pop(later)
     assert study().differences(stored) == []
     assert study(momentum=0.5).differences(stored) == ["momentum: 0.9 there, 0.5 here"]

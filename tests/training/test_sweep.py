@@ -126,8 +126,8 @@ def test_memory_estimate_grows_with_batch_and_steps(task: Task) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measured through Linux's /proc")
-@pytest.mark.parametrize("layer", ["mist", "gru"])
-def test_memory_estimate_covers_what_a_step_takes(layer: str) -> None:
+@pytest.mark.parametrize(("layer", "segments"), [("mist", None), ("gru", None), ("mist", 6), ("lstm", 6)])
+def test_memory_estimate_covers_what_a_step_takes(layer: str, segments: int | None) -> None:
     """Measured in a process of its own as the growth of the peak resident size from 4 to 24 trials."""
     script = f"""
 import torch
@@ -137,7 +137,8 @@ from mistrnn.training.group import Group
 from mistrnn.training.memory import bytes_per_trial
 torch.set_num_threads(1)
 cpu = torch.device("cpu")
-study = Study(task="copy", layer="{layer}", hidden=200, trials=24, task_settings={{"delay": 50}})
+settings = {{"task_settings": {{"delay": 50}}, "checkpoint_segments": {segments}}}
+study = Study(task="copy", layer="{layer}", hidden=200, trials=24, **settings)
 task = make_task("copy", {{"delay": 50}})
 
 def peak(count):

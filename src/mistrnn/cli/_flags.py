@@ -32,6 +32,13 @@ Schedule = Annotated[str, typer.Option("--schedule", help=f"One of: {', '.join(S
 WeightDecay = Annotated[float, typer.Option("--weight-decay", help="Weight decay.")]
 Precision = Annotated[str, typer.Option("--precision", help=f"One of: {', '.join(PRECISIONS)}.")]
 Truncate = Annotated[int | None, typer.Option("--truncate", help="Cut backpropagation through time after K steps.")]
+CheckpointSegments = Annotated[
+    int | None,
+    typer.Option(
+        "--checkpoint-segments",
+        help="Long sequences, exact gradients: keep the states between N segments, run each twice.",
+    ),
+]
 ValidateEvery = Annotated[
     int | None, typer.Option("--validate-every", help="Steps between validations (default: the task's).")
 ]

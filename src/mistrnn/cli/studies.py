@@ -12,6 +12,7 @@ from mistrnn.cli._app import app, console, data_app
 from mistrnn.cli._flags import (
     Address,
     BatchSize,
+    CheckpointSegments,
     CpusPerWorker,
     Data,
     Delay,
@@ -90,6 +91,7 @@ def sweep(
     weight_decay: WeightDecay = 0.0,
     precision: Precision = "high",
     truncate: Truncate = None,
+    checkpoint_segments: CheckpointSegments = None,
     validate_every: ValidateEvery = None,
     gradients_every: GradientsEvery = None,
     early_stop: EarlyStop = None,
@@ -132,6 +134,7 @@ def train(
     weight_decay: WeightDecay = 0.0,
     precision: Precision = "high",
     truncate: Truncate = None,
+    checkpoint_segments: CheckpointSegments = None,
     validate_every: ValidateEvery = None,
     gradients_every: GradientsEvery = None,
     tensorboard: Tensorboard = None,

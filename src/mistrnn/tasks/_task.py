@@ -79,14 +79,18 @@ class Task(ABC):
         """Return how many targets there are."""
         return (targets != IGNORED).sum()
 
-    def loss(self, scores: Tensor, targets: Tensor, count: Tensor | None = None) -> Tensor:
+    def loss(
+        self, scores: Tensor, targets: Tensor, count: Tensor | None = None, sequences: int | None = None
+    ) -> Tensor:
         """Return the loss of a batch: the number of sequences times the mean cross entropy over all targets.
 
         The factor matters, because gradients are clipped afterwards (docs/protocol.md). Of a piece of a batch, `count` is the
-        number of targets in the whole: the losses of all pieces add up to that of the batch.
+        number of targets in the whole, and `sequences` that of its sequences, if the piece does not have all of them: the
+        losses of all pieces add up to that of the batch.
         """
         total = F.cross_entropy(scores.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum")
-        return targets.size(-1) * total / (self.count(targets) if count is None else count).clamp_min(1)
+        factor = targets.size(-1) if sequences is None else sequences
+        return factor * total / (self.count(targets) if count is None else count).clamp_min(1)
 
     def errors(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of errors over all targets; divided by their number it is the error."""

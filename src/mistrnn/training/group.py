@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, grad_and_value, vmap
+from torch.func import functional_call, grad, vmap
 
 from mistrnn.analysis.gradients import by_tau
 from mistrnn.tasks import IGNORED, Split, Task
+from mistrnn.training.backpropagation import recomputed, truncated
 from mistrnn.training.capture import Captured
 from mistrnn.training.optimizers import Optimizer, Tensors, clip, schedule_factor
 from mistrnn.training.study import Study
@@ -102,8 +103,8 @@ class Group:
         return True
 
     def evaluate(self, parameters: Tensors, split: Split) -> list[float]:
-        """Return the error of each stacked model on a whole split; truncation bounds the memory here, too."""
-        every_step, chunk = self.task.every_step, self.study.truncate or self.task.steps
+        """Return the error of each stacked model on a whole split; what bounds a step's memory does so here, too."""
+        every_step = self.task.every_step
         totals: list[Tensor] = []
         counts: list[Tensor] = []
 
@@ -115,6 +116,7 @@ class Group:
             for index in torch.split(self.task.order(split).to(self.device), evaluation_batch(self.study, self.device)):
                 inputs, targets = self.task.batch(split, index, self.study.dtype)
                 counts.append(self.task.count(targets))
+                chunk = self.study.steps_at_once(inputs.size(0))
                 state: Any = None
                 for begin in range(0, inputs.size(0), chunk):
                     wanted = targets[begin : begin + chunk] if every_step else targets
@@ -149,35 +151,11 @@ class Group:
         return found
 
     def _gradients(self, inputs: Tensor, targets: Tensor, dropout: Tensor | None = None) -> tuple[Tensors, Tensor]:
-        """Return each trial's gradients and loss [E], by backpropagation through all steps or through chunks of them."""
-        every_step, chunk, steps = self.task.every_step, self.study.truncate or self.task.steps, inputs.size(1)
-        gradients: Tensors = {}
-        losses = inputs.new_zeros(inputs.size(0))
-        counts = vmap(self.task.count)(targets)  # [E] a mean over all targets is the sum over chunks
-        state: Any = None
-
-        def loss(
-            parameters: Tensors, state: Any, x: Tensor, y: Tensor, count: Tensor, mask: Tensor | None
-        ) -> tuple[Tensor, Any]:
-            scores, after = functional_call(self.model, parameters, (x, state, mask))
-            return self.task.loss(scores, y, count), after
-
-        for begin in range(0, steps, chunk):
-            part = inputs[:, begin : begin + chunk]
-            wanted = targets[:, begin : begin + chunk] if every_step else targets
-            mask = None if dropout is None else dropout[:, begin : begin + chunk]
-            dims = (0, None if state is None else 0, 0, 0, 0, None if mask is None else 0)
-            with self._arithmetic():
-                if every_step or begin + chunk >= steps:
-                    found, (value, state) = vmap(grad_and_value(loss, has_aux=True), in_dims=dims)(
-                        self.parameters, state, part, wanted, counts, mask
-                    )
-                    losses = losses + value
-                    gradients = {name: gradients[name] + g for name, g in found.items()} if gradients else found
-                else:
-                    with torch.no_grad():
-                        _, state = vmap(loss, in_dims=dims)(self.parameters, state, part, wanted, counts, mask)
-        return gradients, losses
+        """Return each trial's gradients and loss [E], with as many steps in memory at once as the study says."""
+        backpropagate = recomputed if self.study.checkpoint_segments else truncated
+        length = self.study.steps_at_once(inputs.size(1))
+        with self._arithmetic():
+            return backpropagate(self.model, self.task, self.parameters, inputs, targets, dropout, length=length)
 
     def _measure_gradients(self) -> None:
         """Note how much of the gradient of each sequence's last loss arrives at earlier states, on one validation batch."""

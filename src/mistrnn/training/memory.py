@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from mistrnn._memory import free_memory
 from mistrnn.errors import UsageError
@@ -72,7 +73,7 @@ def bytes_per_trial(study: Study, task: Task, device: torch.device) -> int:
     model.layer.form = "auto" if fused else "plain"
     one, two = (_bytes_kept(model, study, task, batch) for batch in (1, 2))
     factor = PLAIN_FACTOR if not fused else FUSED_FACTOR if device.type == "cpu" else CUDA_FACTOR
-    step = factor * (one + (two - one) * (study.batch_size - 1))
+    step = factor * (one + (two - one) * (study.batch_size - 1)) + _bytes_of_states(model, study, task)
     width = study.dtype.itemsize * (study.hidden + task.input_size + task.output_size)
     copies = FUSED_EVALUATION_FACTOR if fused else EVALUATION_FACTOR
     validation = copies * _steps_at_once(study, task) * evaluation_batch(study, device) * width
@@ -86,9 +87,20 @@ def bytes_per_trial(study: Study, task: Task, device: torch.device) -> int:
 
 
 def _steps_at_once(study: Study, task: Task) -> int:
-    if study.gradients_every:  # measured through all steps, truncated or not
+    if study.gradients_every:  # measured through all steps, however the training goes
         return task.steps
-    return min(task.steps, study.truncate or task.steps)
+    return study.steps_at_once(task.steps)
+
+
+def _bytes_of_states(model: Model, study: Study, task: Task) -> int:
+    """Return the size of the states that recomputation keeps between its segments."""
+    if study.checkpoint_segments is None:
+        return 0
+    with torch.no_grad():
+        _, state = model(torch.zeros(1, 1, task.input_size, dtype=study.dtype))
+    per_sequence: int = sum(part.numel() * part.element_size() for part in tree_leaves(state))
+    between = -(-task.steps // study.steps_at_once(task.steps)) - 1
+    return between * study.batch_size * per_sequence
 
 
 def _bytes_kept(model: Model, study: Study, task: Task, batch: int) -> int:

@@ -66,6 +66,9 @@ class Study:
     precision: str = "high"
     truncate: int | None = None
     """Cut backpropagation through time after so many steps; the state is handed on."""
+    checkpoint_segments: int | None = None
+    """Keep only the states between so many segments of a sequence, and compute each segment again on the way back: the
+    gradients of all steps, in the memory of a segment."""
     validate_every: int | None = None
     """Optimisation steps between validations; the task's own number if left out."""
     gradients_every: int | None = None
@@ -88,9 +91,14 @@ class Study:
             object.__setattr__(self, "validate_every", kind.validation_interval)
         for name in ("hidden", "trials", "steps", "batch_size", "validate_every"):
             self._at_least_one(name)
-        for name in ("truncate", "gradients_every"):
+        for name in ("truncate", "checkpoint_segments", "gradients_every"):
             if getattr(self, name) is not None:
                 self._at_least_one(name)
+        if self.truncate is not None and self.checkpoint_segments is not None:
+            raise UsageError(
+                "expected either truncate or checkpoint_segments, because one cuts gradients to save memory and the other "
+                f"keeps them whole, got truncate={self.truncate} and checkpoint_segments={self.checkpoint_segments}."
+            )
         if not 0 <= self.seed < 2**31:
             raise UsageError(f"expected seed between 0 and 2^31 - 1, got {self.seed}.")
         for name, known in (
@@ -116,6 +124,12 @@ class Study:
                 raise UsageError(f"{self.layer}: expected no {option}, because they belong to {' and '.join(owners)}.")
         if self.layer_options.get("bidirectional") and issubclass(kind, RecordingTask):
             raise UsageError(f"{self.task}: expected one direction, because the second would read the padding first.")
+        pieces = [name for name in ("truncate", "checkpoint_segments") if getattr(self, name) is not None]
+        if pieces and self.layer_options.get("bidirectional"):
+            raise UsageError(
+                f"expected one direction with {pieces[0]}, because the second reads from the end and would begin each piece "
+                "without what comes after it."
+            )
         random = [name for name in ("zoneout", "recurrent_dropout", "dropout") if self.layer_options.get(name)]
         if random:
             raise UsageError(
@@ -142,6 +156,16 @@ class Study:
         """The steps between validations, with the task's own number filled in."""
         assert self.validate_every is not None
         return self.validate_every
+
+    def steps_at_once(self, steps: int) -> int:
+        """Return how many steps of sequences of that length are computed at once.
+
+        >>> Study(task="copy", layer="mist", hidden=8, checkpoint_segments=3).steps_at_once(100)
+        34
+        """
+        if self.checkpoint_segments is not None:
+            return -(-steps // self.checkpoint_segments)
+        return min(steps, self.truncate or steps)
 
     @property
     def dtype(self) -> torch.dtype:
