@@ -3,7 +3,7 @@
 E trials still running, T time, B batch, I input.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +17,7 @@ from mistrnn.tasks import IGNORED, Split, Task
 from mistrnn.training.backpropagation import recomputed, truncated
 from mistrnn.training.capture import Captured
 from mistrnn.training.optimizers import Optimizer, Tensors, clip, schedule_factor
+from mistrnn.training.processes import ALONE, Processes
 from mistrnn.training.study import Study
 
 EVALUATION_BATCH = {"cpu": 100, "cuda": 500}
@@ -54,8 +55,19 @@ class Record:
 class Group:
     """Some trials of a study. A trial that diverges is taken out at the next validation and disturbs nobody until then."""
 
-    def __init__(self, study: Study, task: Task, trials: Sequence[int], device: torch.device) -> None:
-        self.study, self.task, self.device = study, task, device
+    def __init__(
+        self,
+        study: Study,
+        task: Task,
+        trials: Sequence[int],
+        device: torch.device,
+        processes: Processes = ALONE,
+    ) -> None:
+        self.study, self.task, self.device, self._processes = study, task, device, processes
+        self.stop_wanted = False
+        """Set to ask all processes that train this group to stop."""
+        self.stop_agreed = False
+        """Whether one of them asked before the last step: all know it, after the same step."""
         self.records = [Record(trial) for trial in trials]
         self.running = list(range(len(trials)))
         """Which of the records each row of the stacked tensors belongs to."""
@@ -85,8 +97,7 @@ class Group:
         study = self.study
         if self.step == 0 and study.gradients_every:
             self._measure_gradients()
-        inputs, targets = self.task.batch("train", self._next_index(), study.dtype)  # [E, T, B, I], [E, (T,) B]
-        clipped, norms, losses = self._clipped_gradients(inputs, targets, *self._dropout_masks(inputs))
+        clipped, norms, losses = self._gradients_of_all(self._next_index())
         self.step += 1
         rate = self._rates * schedule_factor(study.schedule, self.step, study.total_steps)
         self.optimizer.update(self.parameters, clipped, rate, self.step)
@@ -105,17 +116,18 @@ class Group:
     def evaluate(self, parameters: Tensors, split: Split) -> list[float]:
         """Return the error of each stacked model on a whole split; what bounds a step's memory does so here, too."""
         every_step = self.task.every_step
-        totals: list[Tensor] = []
-        counts: list[Tensor] = []
+        total = torch.zeros(len(next(iter(parameters.values()))), dtype=torch.float64, device=self.device)  # [E]
+        count = torch.zeros((), dtype=torch.float64, device=self.device)
 
         def errors(parameters: Tensors, state: Any, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Any]:
             scores, state = functional_call(self.model, parameters, (inputs, state))
             return self.task.errors(scores, targets), state
 
         with torch.no_grad(), self._arithmetic():
-            for index in torch.split(self.task.order(split).to(self.device), evaluation_batch(self.study, self.device)):
+            batches = torch.split(self.task.order(split).to(self.device), evaluation_batch(self.study, self.device))
+            for index in batches[self._processes.rank :: self._processes.count]:
                 inputs, targets = self.task.batch(split, index, self.study.dtype)
-                counts.append(self.task.count(targets))
+                count += self.task.count(targets)
                 chunk = self.study.steps_at_once(inputs.size(0))
                 state: Any = None
                 for begin in range(0, inputs.size(0), chunk):
@@ -123,39 +135,78 @@ class Group:
                     dims = (0, None if state is None else 0, None, None)
                     found, state = vmap(errors, in_dims=dims)(parameters, state, inputs[begin : begin + chunk], wanted)
                     if every_step or begin + chunk >= inputs.size(0):
-                        totals.append(found)
-        values: list[float] = (torch.stack(totals).sum(0) / torch.stack(counts).sum()).tolist()
+                        total += found
+        total, count = self._processes.total(total, count)
+        values: list[float] = (total / count).tolist()
         return values
 
-    def _dropout_masks(self, inputs: Tensor) -> tuple[Tensor, ...]:
-        """Return what each trial's readout reads, [E, T, B, H], if the study drops anything."""
-        if not self.study.readout_dropout:
+    def _gradients_of_all(self, index: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+        """Return each trial's clipped gradients on its batch [E, B], their norms [E] before, and the losses [E]."""
+        everything, share = self._processes, None
+        if everything.count > 1:
+            share = everything.share(self.task.lengths("train", index))
+            index = index.gather(1, share)
+        inputs, targets = self._batch(index)  # [E, T, B, I], [E, (T,) B]
+        counts = everything.total(vmap(self.task.count)(targets).double())[0]  # [E] targets in the whole batch
+        batch = inputs, targets, counts, *self._dropout_masks(inputs, share)
+        if everything.count == 1:
+            found: tuple[Tensors, Tensor, Tensor] = self._captured_or_not(self._clipped_gradients, *batch)
+            return found
+        gradients, losses = self._captured_or_not(self._gradients, *batch)
+        asked = losses.new_full((), float(self.stop_wanted))
+        *sums, losses, asked = everything.total(*gradients.values(), losses, asked)
+        self.stop_agreed = bool(asked > 0)
+        return *clip(dict(zip(gradients, sums, strict=True))), losses
+
+    def _batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets; a share of a small batch may have no sequence."""
+        if index.size(1):
+            return self.task.batch("train", index, self.study.dtype)
+        inputs, targets = self.task.batch("train", torch.zeros_like(index[:, :1]).expand(-1, 1), self.study.dtype)
+        return inputs[:, :, :0], targets[..., :0]
+
+    def _dropout_masks(self, inputs: Tensor, share: Tensor | None) -> tuple[Tensor, ...]:
+        """Return what each trial's readout reads, [E, T, B, H], if the study drops anything: of the whole batch, or a share."""
+        study = self.study
+        if not study.readout_dropout:
             return ()
-        shape = inputs.size(1), inputs.size(2)
-        masks = [self.study.dropout_mask(self.records[k].trial, self.step, shape) for k in self.running]
+        shape = inputs.size(1), study.batch_size
+        masks = [study.dropout_mask(self.records[k].trial, self.step, shape) for k in self.running]
+        if share is not None:
+            masks = [mask[:, places] for mask, places in zip(masks, share.cpu(), strict=True)]
         return (torch.stack(masks).to(self.device),)
 
-    def _clipped_gradients(self, *batch: Tensor) -> tuple[Tensors, Tensor, Tensor]:
-        """Return each trial's clipped gradients, their norms [E] before, and the losses [E]."""
-
-        def compute(*batch: Tensor) -> tuple[Tensors, Tensor, Tensor]:
-            gradients, losses = self._gradients(*batch)
-            return *clip(gradients), losses
-
-        if self.device.type != "cuda":
-            return compute(*batch)
+    def _captured_or_not(self, compute: Callable[..., Any], *batch: Tensor) -> Any:
+        """Compute; on a GPU as a recording, one for each shape."""
         shape = batch[0].shape
+        if self.device.type != "cuda" or not shape.numel():
+            return compute(*batch)
         if shape not in self._captured:
             self._captured[shape] = Captured(compute, *batch)
-        found: tuple[Tensors, Tensor, Tensor] = self._captured[shape](*batch)
-        return found
+        return self._captured[shape](*batch)
 
-    def _gradients(self, inputs: Tensor, targets: Tensor, dropout: Tensor | None = None) -> tuple[Tensors, Tensor]:
+    def _gradients(
+        self, inputs: Tensor, targets: Tensor, counts: Tensor, dropout: Tensor | None = None
+    ) -> tuple[Tensors, Tensor]:
         """Return each trial's gradients and loss [E], with as many steps in memory at once as the study says."""
-        backpropagate = recomputed if self.study.checkpoint_segments else truncated
-        length = self.study.steps_at_once(inputs.size(1))
+        study = self.study
+        backpropagate = recomputed if study.checkpoint_segments else truncated
         with self._arithmetic():
-            return backpropagate(self.model, self.task, self.parameters, inputs, targets, dropout, length=length)
+            return backpropagate(
+                self.model,
+                self.task,
+                self.parameters,
+                inputs,
+                targets,
+                dropout,
+                length=study.steps_at_once(inputs.size(1)),
+                counts=counts,
+                sequences=study.batch_size,
+            )
+
+    def _clipped_gradients(self, *batch: Tensor) -> tuple[Tensors, Tensor, Tensor]:
+        gradients, losses = self._gradients(*batch)
+        return *clip(gradients), losses
 
     def _measure_gradients(self) -> None:
         """Note how much of the gradient of each sequence's last loss arrives at earlier states, on one validation batch."""

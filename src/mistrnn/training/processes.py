@@ -1,0 +1,117 @@
+"""Several processes that train the same models, each on its share of every batch, as `torchrun` starts them.
+
+Gradients, losses and errors are sums over processes, so that the result is that of one process with the whole batch.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mistrnn.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Processes:
+    """All processes, and which of them this one is."""
+
+    rank: int = 0
+    count: int = 1
+
+    def share(self, lengths: Tensor) -> Tensor:
+        """Return which sequences of a batch are this process's: places [E, b] in lengths [E, B].
+
+        Sequences of similar length stay together, which saves padding, and whoever has the long ones has fewer: all
+        processes have about the same number of padded steps. All trials have equally many.
+
+        >>> [Processes(rank, 2).share(torch.tensor([[9, 2, 1, 3]])).tolist() for rank in range(2)]
+        [[[0]], [[3, 1, 2]]]
+        """
+        ordered, order = lengths.sort(dim=1, descending=True, stable=True)
+        bounds = _bounds(ordered.amax(0).tolist(), self.count)
+        return order[:, bounds[self.rank] : bounds[self.rank + 1]]
+
+    def total(self, *tensors: Tensor) -> list[Tensor]:
+        """Return the sums of tensors of one dtype over all processes, the same bits on each."""
+        if self.count == 1:
+            return list(tensors)
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        dist.all_reduce(flat)
+        parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+        return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+    def told(self, thing: Any = None) -> Any:
+        """Return what the first process gives; the others give nothing, and wait."""
+        if self.count == 1:
+            return thing
+        carried = [thing]
+        dist.broadcast_object_list(carried, src=0)
+        return carried[0]
+
+
+ALONE = Processes()
+
+
+def process_rank() -> int:
+    """Return the number of this process among those that torchrun started; 0 without it."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def process_count() -> int:
+    """Return how many processes torchrun started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+@contextlib.contextmanager
+def joined(device: torch.device) -> Iterator[Processes]:
+    """Join the processes that torchrun started; without it there is one."""
+    if process_count() == 1:
+        yield ALONE
+        return
+    if dist.is_initialized():  # the caller's own
+        yield Processes(dist.get_rank(), dist.get_world_size())
+        return
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+        # All are on this machine: what they tell each other need not be heard elsewhere.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    try:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    except (ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"cannot join the other {process_count() - 1} processes ({error}); start all of them with torchrun."
+        ) from error
+    try:
+        yield Processes(dist.get_rank(), dist.get_world_size())
+    finally:
+        dist.destroy_process_group()
+
+
+def _bounds(lengths: Sequence[int], count: int) -> list[int]:
+    """Cut lengths, the longest first, into so many parts that the largest (longest times number) is as small as can be.
+
+    >>> _bounds([10, 5, 5, 5, 5], 3)
+    [0, 1, 3, 5]
+    """
+
+    def cut(most: int) -> list[int]:
+        bounds = [0]
+        while bounds[-1] < len(lengths) and len(bounds) <= count:
+            longest = max(1, lengths[bounds[-1]])
+            bounds.append(min(len(lengths), bounds[-1] + most // longest))
+        return bounds
+
+    low, high = max([1, *lengths[:1]]), max(1, len(lengths) * max([1, *lengths[:1]]))
+    while low < high:
+        middle = (low + high) // 2
+        if cut(middle)[-1] == len(lengths):
+            high = middle
+        else:
+            low = middle + 1
+    bounds = cut(low)
+    return bounds + [len(lengths)] * (count + 1 - len(bounds))
