@@ -73,7 +73,7 @@ class Watch:
 
 def run_study(
     study: Study,
-    folder: Path,
+    folder: Path | str,
     *,
     data: Path | None = None,
     device: str = "auto",
@@ -91,7 +91,7 @@ def run_study(
 
     Args:
         study: the settings.
-        folder: where everything is kept; the same call again resumes.
+        folder: where everything is kept, a path or an address such as s3://bucket/study; the same call again resumes.
         data: the folder of a task's files.
         device: cpu, cuda, cuda:1, … or auto: a GPU if there is one.
         fresh: forget the study that is in the folder.
