@@ -74,6 +74,10 @@ class Folder(ABC):
         """Return the sorted names of what is in the folder, or in one inside it; nothing if it is not there."""
 
     @abstractmethod
+    def folders_with(self, name: str) -> list[Path | str]:
+        """Return where folders are that hold a file of that name, sorted: this one and those below it at any depth."""
+
+    @abstractmethod
     def make(self, inside: str = "") -> None:
         """Make the folder, or one inside it, with those above it."""
 
@@ -147,6 +151,21 @@ class LocalFolder(Folder):
             return sorted(os.listdir(self.place / inside))
         except FileNotFoundError:
             return []
+
+    def folders_with(self, name: str) -> list[Path | str]:
+        """Return the paths of folders that hold a file of that name, links followed once."""
+        if not self.place.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        found, entered = [], set()
+        for place, folders, files in os.walk(self.place, followlinks=True):
+            real = os.path.realpath(place)
+            if real in entered:
+                folders.clear()
+                continue
+            entered.add(real)
+            if name in files:
+                found.append(Path(place))
+        return [*sorted(found)]
 
     def make(self, inside: str = "") -> None:
         """Make the folder, or one inside it."""
@@ -242,15 +261,11 @@ class RemoteFolder(Folder):
             return []
         return sorted(path.rsplit("/", 1)[-1] for path in found if path != folder)  # some list the folder itself
 
-    def folders_with(self, name: str) -> list[str]:
-        """Return the sorted addresses of the folders at or below this one, at any depth, that hold a file of that name."""
+    def folders_with(self, name: str) -> list[Path | str]:
+        """Return the addresses of folders that hold a file of that name."""
         with self._looking():
-            found = self._system.find(self._root)
-        return sorted(
-            self.place + path.removeprefix(self._root).removesuffix(f"/{name}")
-            for path in found
-            if path.endswith(f"/{name}")
-        )
+            found = [path.removeprefix(self._root) for path in self._system.find(self._root)]
+        return [*sorted(self.place + path.removesuffix(f"/{name}") for path in found if path.endswith(f"/{name}"))]
 
     def make(self, inside: str = "") -> None:
         """Make the folder, or one inside it; in an object store there is nothing to make."""
@@ -295,8 +310,8 @@ class RemoteFolder(Folder):
             return
         if not self._holds_lock():
             raise UsageError(
-                f"{self.place} has been taken over by another process, because this one began at the same time or was silent for "
-                f"{LOCK_FORGOTTEN_AFTER:.0f} s. What was written before is intact; the same command resumes from there."
+                f"{self.place} has been taken over by another process, because this one began at the same time or was silent "
+                f"for {LOCK_FORGOTTEN_AFTER:.0f} s. What was written before is intact; the same command resumes from there."
             )
         self._refresh_lock()
 

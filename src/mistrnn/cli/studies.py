@@ -42,6 +42,7 @@ from mistrnn.cli._flags import (
 from mistrnn.cli._page import write_page
 from mistrnn.cli._progress import watched
 from mistrnn.demo import BATCH, DELAY, SOLVED, STEPS, TRIALS, run_demo
+from mistrnn.files import folder_at
 from mistrnn.layers import LAYERS
 from mistrnn.tasks import TASKS
 from mistrnn.tasks._mnist_files import MIRRORS, get
@@ -242,11 +243,12 @@ def _layer_options(given: dict[str, Any]) -> dict[str, Any]:
 
 def _run_and_print(study: Study, given: dict[str, Any]) -> None:
     """Run a study, print its trials, and leave with status 1 if some crashed."""
+    out = folder_at(given["out"]).place  # an address that nobody knows is refused before any data is read
     task = study_task(study, given["data"])
-    with watched(study.total_steps, given["out"]) as (show, stop):
+    with watched(study.total_steps, out) as (show, stop):
         rows = run_study(
             study,
-            given["out"],
+            out,
             device=given["device"],
             fresh=given["fresh"],
             group_size=given["group_size"],
