@@ -69,7 +69,7 @@ class Store(Recorded):
     def _refuse_foreign_folder(self) -> None:
         """Nothing is written into, or removed from, a folder that holds other things than a study."""
         names = self._files.names()
-        foreign = sorted(set(names) - {LOCK, "models", "study.json.part"})
+        foreign = sorted(set(names) - {LOCK, f"{LOCK}.part", "models", "study.json.part"})
         if foreign and "study.json" not in names:
             raise UsageError(
                 f"{self.folder} holds other things than a study ({', '.join(foreign[:3])}); use a new or an empty folder."
