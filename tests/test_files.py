@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -276,6 +276,28 @@ def test_remote_connection_that_breaks_is_not_a_missing_file(address: str, monke
     monkeypatch.setattr(MemoryFileSystem, "info", fail(ConnectionError()))
     with pytest.raises(OSError, match="ConnectionError"):
         folder.exists("a")
+
+
+class KeptListings(MemoryFileSystem):
+    """Remembers what it has listed until it is told to forget, as the file systems of object stores do."""
+
+    kept: ClassVar[dict[str, Any]] = {}
+
+    def ls(self, path: str, **options: Any) -> Any:
+        if path not in self.kept:
+            self.kept[path] = super().ls(path, **options)
+        return self.kept[path]
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.kept.clear()
+
+
+def test_remote_names_are_those_that_are_there_now(address: str) -> None:
+    folder = RemoteFolder(address, KeptListings(), address.removeprefix("memory:/"))
+    folder.write("a", b"")
+    assert folder.names() == ["a"]
+    folder_at(address).write("b", b"")  # by another process, say
+    assert folder.names() == ["a", "b"]
 
 
 # Studies at an address.
