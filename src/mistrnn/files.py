@@ -214,7 +214,8 @@ class RemoteFolder(Folder):
     a folder in which another works, as long as their clocks agree to a minute and the first writes at least every two minutes,
     as a study does that saves its running group every minute. It cannot do what a lock on a disk does: two commands that
     start within the same second may both find the folder free, and one that slept for longer than 120 s may find that
-    it has been taken over. Whoever no longer finds its own lock at the next refresh stops there, before it writes.
+    it has been taken over. Whoever no longer finds its own lock at the next refresh stops there, before it writes; until
+    then, for 20 s, both may write.
 
     Args:
         place: the address, as messages name it.
