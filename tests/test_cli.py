@@ -444,6 +444,40 @@ def test_report_is_written_about_any_folder_and_names_what_is_broken(mist: Mist,
     assert not (tmp_path / "other.html").exists()
 
 
+def test_study_at_an_address_is_run_and_shown(mist: Mist, tmp_path: Path) -> None:
+    address = f"memory://{tmp_path.name}/study"
+    status, out, err = mist("sweep", "copy", "--trials", "2", "--out", address, *SMALL)
+    assert (status, err) == (0, "")
+    assert "(top 1 of 2 trials" in out
+    status, out, _ = mist("report", address, "--out", tmp_path / "report.html")
+    assert status == 0
+    assert "1 study, 2 trials" in (tmp_path / "report.html").read_text()
+    status, out, _ = mist("attention", address, "--out", tmp_path / "pictures")
+    assert status == 0
+    assert "delay     1:" in out
+    assert not Path("memory:").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            ["sweep", "copy", "--out", "nowhere://study"],
+            "nowhere://study: expected a folder or an address that fsspec knows",
+        ),
+        (
+            ["gradients", "copy", "--out", "memory://a"],
+            "expected --out to be a folder on this machine, because pictures",
+        ),
+    ],
+)
+def test_address_that_cannot_be_used_is_one_message(mist: Mist, arguments: list[str], expected: str) -> None:
+    status, _, err = mist(*arguments)
+    assert status == 2
+    assert expected in err
+    assert err.count("\n") == 1
+
+
 def test_data_mnist_names_a_wrong_file(mist: Mist, tmp_path: Path) -> None:
     status, _, err = mist("data", "mnist", "--dir", write_mnist(tmp_path))
     assert status == 2

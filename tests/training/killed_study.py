@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 from mistrnn.training import Progress, Study, run_study
-from mistrnn.training import store as store_module
 
 STUDY = Study(
     task="copy",
@@ -54,7 +53,7 @@ def main(folder: str, when: str, number: int) -> None:
             die()
         sync(descriptor)
 
-    store_module.os.fsync = dying_sync
+    os.fsync = dying_sync
     # Two groups, and a checkpoint after every step.
     run_study(STUDY, Path(folder), device="cpu", group_size=3, checkpoint_seconds=0.0, report=after_step)
 

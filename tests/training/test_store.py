@@ -3,11 +3,14 @@
 import errno
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
+from hypothesis import strategies
 
 from mistrnn.errors import UsageError
 from mistrnn.training import Study
@@ -70,6 +73,58 @@ def test_finished_trials_are_ordered_and_keep_their_curves_and_models(tmp_path: 
         "trial-000.safetensors",
         "trial-001.safetensors",
     ]
+
+
+Points = dict[int, list[tuple[int, float, float]]]
+
+
+@hypothesis.given(
+    strategies.lists(
+        strategies.dictionaries(
+            strategies.integers(0, 4),
+            strategies.lists(
+                strategies.tuples(strategies.integers(0, 5), strategies.floats(0, 1), strategies.floats(0, 1))
+            ),
+        ),
+        max_size=4,
+    )
+)
+def test_finished_curves_and_gradients_are_those_of_points_merged_one_by_one(finished: list[Points]) -> None:
+    points: dict[tuple[int, int], tuple[float, float]] = {}
+    with tempfile.TemporaryDirectory() as folder, Store(Path(folder), STUDY) as store:
+        for curves in finished:
+            points |= {(trial, step): (loss, error) for trial, curve in curves.items() for step, loss, error in curve}
+            gradients = {
+                trial: [(step, torch.tensor([loss, error], dtype=torch.float64)) for step, loss, error in curve]
+                for trial, curve in curves.items()
+            }
+            store.finish([], curves, {}, gradients)
+        found, norms = store.curves(), store.gradients()
+    ordered = sorted(points)
+    assert {name: column.dtype for name, column in found.items()} == {
+        "trial": torch.int64,
+        "step": torch.int64,
+        "train_loss": torch.float64,
+        "val_error": torch.float64,
+    }
+    assert list(zip(found["trial"].tolist(), found["step"].tolist(), strict=True)) == ordered
+    values = [points[key] for key in ordered]
+    assert list(zip(found["train_loss"].tolist(), found["val_error"].tolist(), strict=True)) == values
+    assert ("norms" in norms) == bool(points)
+    if points:
+        assert list(zip(norms["trial"].tolist(), norms["step"].tolist(), strict=True)) == ordered
+        assert [tuple(row) for row in norms["norms"].tolist()] == values
+
+
+def test_checkpoints_are_listed_by_their_first_trials(tmp_path: Path) -> None:
+    with Store(tmp_path, STUDY) as store:
+        assert store.checkpoints() == []
+        for first in (1000, 20, 0):
+            store.save_checkpoint(first, {"a": torch.ones(1)}, {"step": 1})
+        (tmp_path / "checkpoint-007.safetensors.part").write_bytes(b"half")
+        assert store.checkpoints() == [0, 20, 1000]
+        store.drop_checkpoint(20)
+        assert store.checkpoints() == [0, 1000]
 
 
 def test_second_process_on_the_folder_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,11 @@ from mistrnn.training.study import OPTIMIZERS, PRECISIONS, SCHEDULES
 TaskName = Annotated[str, typer.Argument(help=f"One of: {', '.join(TASKS)}.")]
 LayerName = Annotated[str, typer.Option("--layer", help=f"One of: {', '.join(LAYERS)}.")]
 Hidden = Annotated[int, typer.Option("--hidden", help="Hidden units.")]
-Out = Annotated[Path, typer.Option("--out", help="The study's folder; the same command again resumes.")]
+# Text, because a Path would make s3:/bucket of s3://bucket.
+Out = Annotated[
+    str,
+    typer.Option("--out", help="The study's folder, or an address such as s3://…; the same command again resumes."),
+]
 Steps = Annotated[int | None, typer.Option("--steps", help="Optimisation steps (default: the task's).")]
 Seed = Annotated[int, typer.Option("--seed", help="Everything random follows from it.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]

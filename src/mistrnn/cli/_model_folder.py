@@ -10,6 +10,7 @@ from mistrnn.errors import UsageError
 from mistrnn.estimators import FrameLabeler, SequenceClassifier, SequenceEstimator, SequenceRegressor
 from mistrnn.estimators._saved import CONFIG, WEIGHTS
 from mistrnn.estimators._saved import FORMAT as MODEL_FORMAT
+from mistrnn.files import write_whole
 from mistrnn.report.evaluation import check_report_folder
 from mistrnn.tables import Reading
 
@@ -78,10 +79,9 @@ def save_reading(folder: Path, kept: Kept) -> None:
         "labels": kept.labels,
         "reading": asdict(kept.reading),
     }
-    path, temporary = folder / READING, folder / f"{READING}.part"
+    path = folder / READING
     try:
-        temporary.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        write_whole(path, (json.dumps(stored, indent=1, ensure_ascii=False) + "\n").encode())
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}.") from error
 

@@ -18,7 +18,7 @@ LINE_EVERY_SECONDS = 10.0
 
 
 @contextlib.contextmanager
-def watched(steps: int, out: Path) -> Iterator[tuple["Shown", Callable[[], bool]]]:
+def watched(steps: int, out: Path | str) -> Iterator[tuple["Shown", Callable[[], bool]]]:
     """Show progress, and leave with status 130 and one line when Ctrl-C has stopped the study."""
     with stop_on_ctrl_c("step") as asked_to_stop, _show(steps) as show:
         try:

@@ -32,6 +32,7 @@ from mistrnn.cli._flags import (
 from mistrnn.cli._progress import watched
 from mistrnn.cli.studies import study_from
 from mistrnn.errors import UsageError
+from mistrnn.files import folder_at
 from mistrnn.layers import LAYERS
 from mistrnn.report import Norms, draw_attention, draw_gradients, save_rows
 from mistrnn.training import Recorded, run_study, study_task
@@ -63,14 +64,17 @@ def gradients(
     every = steps if gradients_every is None else gradients_every
     given = {**locals(), "trials": 1, "group_size": None, "gradients_every": every, "validate_every": steps}
     study = study_from(given)
-    with watched(study.total_steps, out) as (show, stop):
+    folder = folder_at(out).place
+    if not isinstance(folder, Path):
+        raise UsageError(f"expected --out to be a folder on this machine, because pictures go there, too, got {out}.")
+    with watched(study.total_steps, folder) as (show, stop):
         (row,) = run_study(
-            study, out, device=device, fresh=fresh, report=show.step, say=show.line, stop=stop,
+            study, folder, device=device, fresh=fresh, report=show.step, say=show.line, stop=stop,
             task=study_task(study, data),
         )  # fmt: skip
     if row["status"] == "crashed":
         raise UsageError(f"the training crashed: {row['error']}")
-    found = Recorded(out).gradients()
+    found = Recorded(folder).gradients()
     lines = []
     for step, norms in zip(found["step"].tolist(), found["norms"], strict=True):
         label = "untrained" if step == 0 else f"after {step} steps"
@@ -80,13 +84,13 @@ def gradients(
         lines.append(Norms(label, f"step_{step}", norms.tolist()))
         print(f"{label}: at least 1% of the largest gradient norm arrives up to {reach(norms)} steps before the loss")
     name = f"{LAYERS[layer].__name__}, {hidden} units, on {task}"
-    for path in draw_gradients(lines, out / "pictures", "gradients", title=name):
+    for path in draw_gradients(lines, folder / "pictures", "gradients", title=name):
         print(path)
 
 
 @app.command()
 def attention(
-    study: Annotated[Path, typer.Argument(help="The folder of a study with a MIST layer.")],
+    study: Annotated[str, typer.Argument(help="The folder or the address of a study with a MIST layer.")],
     out: Annotated[Path, typer.Option("--out", help="Where the picture and its data go.")],
     trial: Annotated[int | None, typer.Option("--trial", help="Which trial (default: the best by validation).")] = None,
     data: Data = None,

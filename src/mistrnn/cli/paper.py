@@ -303,7 +303,7 @@ def figure3_command(
 
 @app.command("report")
 def report_command(
-    folders: Annotated[list[Path], typer.Argument(help="Folders with studies, at any depth.")],
+    folders: Annotated[list[str], typer.Argument(help="Folders with studies, at any depth, or addresses of such.")],
     out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Write one HTML page about any set of studies: tables, curves, learning rates, gradient norms, paths."""

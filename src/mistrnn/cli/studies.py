@@ -50,6 +50,7 @@ from mistrnn.cli._page import write_page
 from mistrnn.cli._progress import watched
 from mistrnn.demo import BATCH, DELAY, SOLVED, STEPS, TRIALS, run_demo
 from mistrnn.errors import UsageError
+from mistrnn.files import folder_at
 from mistrnn.layers import LAYERS
 from mistrnn.tasks import TASKS
 from mistrnn.tasks._mnist_files import MIRRORS, get
@@ -59,7 +60,8 @@ from mistrnn.tasks.surgical import prepare_surgical
 from mistrnn.tasks.timit import prepare_timit
 from mistrnn.training import Study, run_study, study_task, summarise
 from mistrnn.training.cluster import RayEngine
-from mistrnn.training.embedded import Embedded, Engine
+from mistrnn.training.embedded import Engine
+from mistrnn.training.processes import process_rank
 
 ENGINES = ("embedded", "ray")
 
@@ -248,8 +250,8 @@ def study_from(given: dict[str, Any]) -> Study:
     )
 
 
-def engine_from(given: dict[str, Any]) -> Engine:
-    """Return the engine that the flags describe."""
+def engine_from(given: dict[str, Any]) -> Engine | None:
+    """Return the engine that the flags describe; none is this process."""
     if given["engine"] not in ENGINES:
         raise UsageError(f"expected --engine among {', '.join(ENGINES)}, got {given['engine']!r}.")
     if given["engine"] == "ray":
@@ -257,7 +259,7 @@ def engine_from(given: dict[str, Any]) -> Engine:
     for field in fields(RayEngine):
         if field.name in given and given[field.name] != field.default:
             raise UsageError(f"--{field.name.replace('_', '-')} belongs to --engine ray.")
-    return Embedded()
+    return None
 
 
 def _layer_options(given: dict[str, Any]) -> dict[str, Any]:
@@ -275,11 +277,12 @@ def _layer_options(given: dict[str, Any]) -> dict[str, Any]:
 def _run_and_print(study: Study, given: dict[str, Any]) -> None:
     """Run a study, print its trials, and leave with status 1 if some crashed."""
     engine = engine_from(given)
+    out = folder_at(given["out"]).place  # an address that nobody knows is refused before any data is read
     task = study_task(study, given["data"])
-    with watched(study.total_steps, given["out"]) as (show, stop):
+    with watched(study.total_steps, out) as (show, stop):
         rows = run_study(
             study,
-            given["out"],
+            out,
             data=given["data"],
             device=given["device"],
             fresh=given["fresh"],
@@ -291,7 +294,8 @@ def _run_and_print(study: Study, given: dict[str, Any]) -> None:
             log_dir=given["tensorboard"],
             engine=engine,
         )
-    _print_trials(study, rows, task.data_note)
+    if process_rank() == 0:
+        _print_trials(study, rows, task.data_note)
     if any(row["status"] == "crashed" for row in rows):
         raise typer.Exit(1)
 

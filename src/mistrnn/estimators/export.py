@@ -28,6 +28,7 @@ from mistrnn.estimators._classes import labels_to_json
 from mistrnn.estimators._estimator import SequenceEstimator
 from mistrnn.estimators.network import Network
 from mistrnn.estimators.regressor import SequenceRegressor
+from mistrnn.files import write_whole
 from mistrnn.layers import RecurrentLayer
 from mistrnn.layers._recurrence import Past, Step, advance
 from mistrnn.layers._state import State
@@ -434,11 +435,7 @@ def _described(value: Tensor, batch_axis: int) -> dict[str, Any]:
 
 def _write(path: Path, data: bytes) -> None:
     """Write a file that is whole or absent."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
+        write_whole(path, data, suffix=f".{os.getpid()}.part")
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror}).") from error
-    finally:
-        temporary.unlink(missing_ok=True)

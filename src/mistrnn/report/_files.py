@@ -1,8 +1,7 @@
 """A figure on the disk: as SVG and PNG, with its data beside it as CSV."""
 
-import contextlib
 import csv
-import os
+import io
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from mistrnn.errors import UsageError
+from mistrnn.files import write_whole
 
 SVG: Any = {"svg.hashsalt": "mistrnn", "svg.fonttype": "none"}
 """The same figure is the same file, and its text stays text."""
@@ -54,14 +54,11 @@ def save_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
 
 def save_table(path: Path, names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Write the names of columns and then rows as CSV, the whole file or nothing."""
-    temporary = path.parent / f"{path.name}.part"
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows(rows)
     try:
-        with open(temporary, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(names)
-            writer.writerows(rows)
-        os.replace(temporary, path)
+        write_whole(path, text.getvalue().encode())
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise UsageError(f"cannot write {path}: {error.strerror}.") from error

@@ -1,14 +1,14 @@
 """Studies from any set of folders, as much of each as can be read, and what could not be read in words."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from torch import Tensor
 
 from mistrnn.errors import UsageError
+from mistrnn.files import folder_at
 from mistrnn.paper.comparison import SeedRun
 from mistrnn.training import Recorded, Study, Summary
 
@@ -19,7 +19,7 @@ MOST_STUDIES = 500
 class Found:
     """One study: its settings and what it has so far."""
 
-    folder: Path
+    folder: Path | str
     name: str
     """The folder's name under the one that was asked for."""
     study: Study
@@ -49,30 +49,33 @@ class Collected:
     notes: list[str]
 
 
-def collect(folders: Sequence[Path]) -> Collected:
-    """Return the studies in these folders, at any depth, each once, and a line about each thing that could not be read."""
+def collect(folders: Sequence[Path | str]) -> Collected:
+    """Return the studies in these folders, at any depth, each once, and a line about each thing that could not be read.
+
+    Args:
+        folders: paths, or addresses that fsspec knows, such as s3://bucket/studies.
+    """
     found: list[Found] = []
     problems: list[str] = []
     notes: list[str] = []
-    seen: set[Path] = set()
-    for folder in folders:
-        if not folder.is_dir():
-            problems.append(f"{folder}: there is no such folder.")
+    seen: set[Path | str] = set()
+    for asked in folders:
+        try:
+            folder, places = _places(asked)
+        except UsageError as error:
+            problems.append(str(error))
             continue
-        places = _places(folder)
         if not places:
             problems.append(f"{folder}: there is no study in this folder (no study.json).")
         for place in places:
-            if place.resolve() in seen:
+            same = place.resolve() if isinstance(place, Path) else place
+            if same in seen:
                 continue
-            seen.add(place.resolve())
+            seen.add(same)
             if len(seen) > MOST_STUDIES:
                 continue
-            name = place.relative_to(folder).as_posix() if place != folder else place.resolve().name
-            if len(folders) > 1 and place != folder:
-                name = f"{folder.resolve().name}/{name}"
             try:
-                found.append(_read(place, name, problems))
+                found.append(_read(place, _name(place, folder, several=len(folders) > 1), problems))
             except UsageError as error:
                 problems.append(str(error))
     if len(seen) > MOST_STUDIES:
@@ -83,21 +86,27 @@ def collect(folders: Sequence[Path]) -> Collected:
     return Collected(found, problems, notes)
 
 
-def _places(folder: Path) -> list[Path]:
-    """Return the folders of studies below a folder, links followed once."""
-    places, entered = [], set()
-    for place, folders, files in os.walk(folder, followlinks=True):
-        real = os.path.realpath(place)
-        if real in entered:
-            folders.clear()
-            continue
-        entered.add(real)
-        if "study.json" in files:
-            places.append(Path(place))
-    return sorted(places)
+def _places(asked: Path | str) -> tuple[Path | str, list[Path | str]]:
+    """Return a folder and the folders of studies in it."""
+    folder = folder_at(asked)
+    try:
+        return folder.place, folder.folders_with("study.json")
+    except FileNotFoundError as error:
+        raise UsageError(f"{folder.place}: there is no such folder.") from error
+    except OSError as error:
+        raise UsageError(f"{folder.place}: {error.strerror}.") from error
 
 
-def _read(place: Path, name: str, problems: list[str]) -> Found:
+def _name(place: Path | str, folder: Path | str, *, several: bool) -> str:
+    """Return the name of a study under the folder that was asked for, and of that one if there are several."""
+    top = folder.resolve().name if isinstance(folder, Path) else folder.rsplit("/", 1)[-1]
+    if place == folder:
+        return top
+    below = PurePosixPath(place).relative_to(folder).as_posix()
+    return f"{top}/{below}" if several else below
+
+
+def _read(place: Path | str, name: str, problems: list[str]) -> Found:
     recorded = Recorded(place)
     settings, study = recorded.settings(), recorded.study()
     trials, unreadable = recorded.readable_trials()

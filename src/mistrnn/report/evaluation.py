@@ -6,7 +6,6 @@ T time, K classes. Nothing here knows about models: it takes what is true and wh
 import itertools
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mistrnn.errors import UsageError
+from mistrnn.files import write_whole
 from mistrnn.report._files import save_figure, save_table
 from mistrnn.report.labels import draw_confusion
 
@@ -409,10 +409,9 @@ def save_evaluation(
     if evaluation.longest is not None:
         files += _draw_longest(*evaluation.longest, figures["confusion"]["classes"], folder)
     content = {"format": FORMAT, "version": VERSION, **figures, "about": dict(about)}
-    path, temporary = folder / "report.json", folder / "report.json.part"
+    path = folder / "report.json"
     try:
-        temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        write_whole(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}.") from error
     return [path, *files]

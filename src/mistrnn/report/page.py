@@ -3,8 +3,6 @@
 Tables and words are made here and stand in the file; charts are drawn by `template/page.js` from data beside them.
 """
 
-import contextlib
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from mistrnn import __version__
 from mistrnn.errors import UsageError
+from mistrnn.files import write_whole
 from mistrnn.layers import LAYERS
 from mistrnn.paper import figure3, table1, table3, table4
 from mistrnn.paper.comparison import Comparison, Row, SeedRun
@@ -56,8 +55,8 @@ class Table:
     rows: list[list[Cell]]
 
 
-def build_page(folders: Sequence[Path], out: Path, *, title: str = "Recurrent layers compared") -> Built:
-    """Write the report about all studies in these folders, the whole file or nothing."""
+def build_page(folders: Sequence[Path | str], out: Path, *, title: str = "Recurrent layers compared") -> Built:
+    """Write the report about all studies in these folders or at these addresses, the whole file or nothing."""
     collected = collect(folders)
     found, problems = collected.studies, collected.problems
     if not found:
@@ -81,15 +80,11 @@ def build_page(folders: Sequence[Path], out: Path, *, title: str = "Recurrent la
         loader=FileSystemLoader(PARTS), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     text = environment.get_template("page.html").render(context)
-    temporary = out.parent / f"{out.name}.part"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         # Names of files need not be text: what cannot be written stands there in numbers.
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-        os.replace(temporary, out)
+        write_whole(out, text.encode(errors="backslashreplace"))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise UsageError(f"cannot write {out}: {error.strerror}.") from error
     return Built(out, len(found), problems, collected.notes)
 

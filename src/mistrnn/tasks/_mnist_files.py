@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mistrnn.errors import UsageError
+from mistrnn.files import write_whole
 
 CHECKSUMS = {
     "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
@@ -86,14 +87,10 @@ def _download(path: Path, name: str, checksum: str, mirrors: Sequence[str]) -> N
 
 def _write(path: Path, content: bytes) -> None:
     """Write the whole file or nothing."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
+        write_whole(path, content, suffix=f".{os.getpid()}.part")  # two commands may be at it at once
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def identity(folder: Path) -> tuple[str, bool]:

@@ -1,5 +1,8 @@
 """The engine that computes in this process: one group after the other."""
 
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -9,7 +12,9 @@ from mistrnn.errors import UsageError
 from mistrnn.tasks import Task
 from mistrnn.training.ledger import Assignment, Interrupted, Ledger
 from mistrnn.training.memory import OutOfMemory, memory_named, trials_that_fit
+from mistrnn.training.processes import ALONE, Processes, process_count
 from mistrnn.training.run import Checkpoint, ComputationFailed, Run, device_name
+from mistrnn.training.study import Study
 
 
 class Engine(Protocol):
@@ -22,8 +27,11 @@ class Engine(Protocol):
         """Train all that waits in the ledger; `Interrupted` when the ledger's watch asks to stop."""
 
 
+@dataclass(frozen=True)
 class Embedded:
-    """Computes here, on one device."""
+    """Computes here, on one device, perhaps together with other processes that hold a share of every batch."""
+
+    processes: Processes = ALONE
 
     def check(self, device: str) -> None:
         """Refuse a device that is not there."""
@@ -37,11 +45,13 @@ class Embedded:
             taken = ledger.take(self._settled_group_size(ledger, task, place, group_size))
             assert taken is not None
             group, checkpoint = taken
+            self.processes.told((group.trials, checkpoint))
             try:
-                _train(ledger, task, place, group, checkpoint)
+                self._train(ledger, task, place, group, checkpoint)
             except OutOfMemory as error:
-                if len(group.trials) == 1:
-                    raise UsageError(f"one trial does not fit into the memory of {place}: {error}") from error
+                if len(group.trials) == 1 or self.processes.count > 1:
+                    what = "one trial does" if len(group.trials) == 1 else f"{len(group.trials)} trials do"
+                    raise UsageError(f"{what} not fit into the memory of {place}: {error}") from error
                 group_size = len(group.trials) // 2
                 ledger.watch.say(
                     f"{len(group.trials)} trials did not fit into the memory of {place}: "
@@ -50,9 +60,45 @@ class Embedded:
                 ledger.split(group)
                 ledger.set_group_size(group_size)
             except ComputationFailed as error:
+                if self.processes.count > 1:
+                    raise  # the others wait for a sum that never comes: torchrun ends them
                 ledger.crashed(group, str(error), device_name(place))
             if place.type == "cuda":
                 torch.cuda.empty_cache()
+        self.processes.told(None)
+
+    def _train(
+        self,
+        ledger: Ledger,
+        task: Task,
+        device: torch.device,
+        group: Assignment,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        """Train a group to its end, saving it now and then, and when the watch asks to stop."""
+        run = Run(ledger.study, task, group.trials, device, checkpoint, self.processes)
+        while not run.done:
+            ledger.advanced(group, run.advance(retire=group.hopeless, checkpoint=ledger.wants_checkpoint(group)))
+            if ledger.watch.stop():
+                run.ask_to_stop()
+            if run.stopping:
+                ledger.save(group, run.checkpoint())
+                raise Interrupted
+        ledger.finished(group, run.results())
+
+    def follow(self, study: Study, task: Task, device: str, stop: Callable[[], bool]) -> None:
+        """Train what the first process gives out, together with it; it alone keeps the study's folder."""
+        place = choose_device(device)
+        task = task.to(place)
+        while (order := self.processes.told()) is not None:
+            run = Run(study, task, order[0], place, order[1], self.processes)
+            while not run.done:
+                run.advance()
+                if stop():
+                    run.ask_to_stop()
+                if run.stopping:
+                    raise Interrupted
+            run.results()
 
     def _settled_group_size(self, ledger: Ledger, task: Task, device: torch.device, asked: int | None) -> int:
         """Return how many trials train at once: decided once for a study, so that a resumed one runs the same groups."""
@@ -67,21 +113,12 @@ class Embedded:
         return settled
 
 
-def _train(ledger: Ledger, task: Task, device: torch.device, group: Assignment, checkpoint: Checkpoint | None) -> None:
-    """Train a group to its end, saving it now and then, and when the watch asks to stop."""
-    run = Run(ledger.study, task, group.trials, device, checkpoint)
-    while not run.done:
-        ledger.advanced(group, run.advance(retire=group.hopeless, checkpoint=ledger.wants_checkpoint(group)))
-        if ledger.watch.stop():
-            ledger.save(group, run.checkpoint())
-            raise Interrupted
-    ledger.finished(group, run.results())
-
-
 def choose_device(device: str) -> torch.device:
     """Return the device of that name; auto is a GPU if there is one."""
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and process_count() > 1:
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # torchrun gives each process of a machine its own number
     try:
         place = torch.device(device)
     except RuntimeError:

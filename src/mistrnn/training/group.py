@@ -186,7 +186,7 @@ class Group:
         return self._captured[shape](*batch)
 
     def _gradients(
-        self, inputs: Tensor, targets: Tensor, counts: Tensor, dropout: Tensor | None = None
+        self, inputs: Tensor, targets: Tensor, counts: Tensor | None = None, dropout: Tensor | None = None
     ) -> tuple[Tensors, Tensor]:
         """Return each trial's gradients and loss [E], with as many steps in memory at once as the study says."""
         study = self.study

@@ -80,6 +80,8 @@ def joined(device: torch.device) -> Iterator[Processes]:
         # All are on this machine: what they tell each other need not be heard elsewhere.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     try:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     except (ValueError, RuntimeError) as error:

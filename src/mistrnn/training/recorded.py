@@ -8,10 +8,11 @@ from typing import Any
 
 import safetensors
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor
 
 from mistrnn.errors import UsageError
+from mistrnn.files import folder_at
 from mistrnn.tasks import Task
 from mistrnn.training.model import Model
 from mistrnn.training.study import Study
@@ -56,19 +57,25 @@ def _what_is_wrong(row: Any) -> str | None:
 
 
 class Recorded:
-    """What the folder of a study holds so far."""
+    """What the folder of a study holds so far.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Args:
+        folder: a path, or an address that fsspec knows, such as s3://bucket/study.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self._files = folder_at(folder)
+        self.folder = self._files.place
 
     def settings(self) -> dict[str, Any]:
         """Return study.json: format, settings, data, about."""
-        path = self.folder / "study.json"
-        if not path.exists():
+        if not self._exists("study.json"):
             raise UsageError(f"{self.folder}: expected the folder of a study, and there is no study.json in it.")
-        stored = self._read_json(path)
+        stored = self._read_json("study.json")
         if stored.get("format") != FORMAT or not isinstance(stored.get("settings"), dict):
-            raise UsageError(f"{path}: expected a study of format {FORMAT}, got {stored.get('format')!r}.")
+            raise UsageError(
+                f"{self._files.at('study.json')}: expected a study of format {FORMAT}, got {stored.get('format')!r}."
+            )
         return stored
 
     def study(self) -> Study:
@@ -76,10 +83,10 @@ class Recorded:
         try:
             return Study(**self.settings()["settings"])
         except UsageError as error:
-            raise UsageError(f"{self.folder / 'study.json'}: {error}") from error
+            raise UsageError(f"{self._files.at('study.json')}: {error}") from error
         except (TypeError, ValueError, AttributeError) as error:
             raise UsageError(
-                f"{self.folder / 'study.json'}: settings that this version does not know ({error})."
+                f"{self._files.at('study.json')}: settings that this version does not know ({error})."
             ) from error
 
     def trials(self) -> list[dict[str, Any]]:
@@ -91,11 +98,11 @@ class Recorded:
 
     def readable_trials(self) -> tuple[list[dict[str, Any]], list[str]]:
         """Return the finished trials whose lines can be read, and a word about each other line."""
-        path = self.folder / "trials.jsonl"
-        if not path.exists():
+        if not self._exists("trials.jsonl"):
             return [], []
+        path = self._files.at("trials.jsonl")
         try:
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = self._files.read("trials.jsonl").decode(errors="replace").splitlines()
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}.") from error
         rows, problems = [], []
@@ -113,31 +120,32 @@ class Recorded:
 
     def curves(self) -> dict[str, Tensor]:
         """Return the learning curves of the finished trials as columns."""
-        path = self.folder / "curves.safetensors"
-        if not path.exists():
+        if not self._exists("curves.safetensors"):
             empty = torch.zeros(0, dtype=torch.int64)
             return {"trial": empty, "step": empty, "train_loss": empty.double(), "val_error": empty.double()}
-        columns = self._read_tensors(path)
+        columns = self._read_tensors("curves.safetensors")
         if sorted(columns) != sorted(COLUMNS) or len({column.shape for column in columns.values()}) != 1:
             raise UsageError(
-                f"{path}: expected the columns {', '.join(COLUMNS)}, equally long, got {', '.join(columns)}."
+                f"{self._files.at('curves.safetensors')}: expected the columns {', '.join(COLUMNS)}, equally long, got "
+                f"{', '.join(columns)}."
             )
         return columns
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the gradient norms of the finished trials: trial and step [N], norms [N, tau]; nothing if none are there."""
-        path = self.folder / "gradients.safetensors"
-        if not path.exists():
+        if not self._exists("gradients.safetensors"):
             return {}
-        columns = self._read_tensors(path)
+        columns = self._read_tensors("gradients.safetensors")
         shapes = {name: list(column.shape) for name, column in columns.items()}
         norms = shapes.get("norms", [])
         if (
             sorted(columns) != ["norms", "step", "trial"]
             or len(norms) != 2
-            or shapes["trial"] != shapes["step"] != norms[:1]
+            or not shapes["trial"] == shapes["step"] == norms[:1]
         ):
-            raise UsageError(f"{path}: expected trial [N], step [N] and norms [N, tau], got {shapes}.")
+            raise UsageError(
+                f"{self._files.at('gradients.safetensors')}: expected trial [N], step [N] and norms [N, tau], got {shapes}."
+            )
         return columns
 
     def best_trial(self) -> int:
@@ -151,28 +159,47 @@ class Recorded:
 
     def model(self, trial: int, task: Task) -> Model:
         """Return a trial's model as it was at its best validation, on the CPU."""
-        path = self.folder / "models" / f"trial-{trial:03}.safetensors"
-        if not path.exists():
+        name = f"models/trial-{trial:03}.safetensors"
+        path = self._files.at(name)
+        if not self._exists(name):
             raise UsageError(
                 f"{path}: there is no model of trial {trial}: it is not finished, or has never been validated."
             )
         model = self.study().model(task)
-        found = self._read_tensors(path)
+        found = self._read_tensors(name)
         try:
             model.load_state_dict(found)
         except RuntimeError as error:
             raise UsageError(f"{path}: not a model of this study ({error}).") from error
         return model
 
-    def _read_tensors(self, path: Path) -> dict[str, Tensor]:
+    def _exists(self, name: str) -> bool:
         try:
-            return load_file(path)
-        except (safetensors.SafetensorError, OSError) as error:
-            raise UsageError(f"{path}: not readable ({error}).") from error
+            return self._files.exists(name)
+        except OSError as error:
+            raise UsageError(f"{self._files.at(name)}: {error.strerror}.") from error
 
-    def _read_json(self, path: Path) -> dict[str, Any]:
+    def _read_tensors(self, name: str) -> dict[str, Tensor]:
         try:
-            content = json.loads(path.read_text())
+            return self._tensors_and_metadata(name)[0]
+        except (safetensors.SafetensorError, OSError) as error:
+            raise UsageError(f"{self._files.at(name)}: not readable ({error}).") from error
+
+    def _tensors_and_metadata(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Return what a safetensors file holds: from a disk without a copy of the whole file on the way."""
+        if isinstance(self.folder, Path):
+            with safetensors.safe_open(self.folder / name, framework="pt") as file:
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no iterator)
+                return tensors, file.metadata() or {}
+        content = self._files.read(name)
+        tensors = load(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        return tensors, header.get("__metadata__") or {}
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        path = self._files.at(name)
+        try:
+            content = json.loads(self._files.read(name))
         except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"{path}: not readable as JSON ({error}).") from error
         if not isinstance(content, dict):

@@ -12,6 +12,7 @@ from torch import Tensor
 from mistrnn.tasks import Task
 from mistrnn.training.group import Group
 from mistrnn.training.memory import OutOfMemory, out_of_memory
+from mistrnn.training.processes import ALONE, Processes
 from mistrnn.training.study import Study
 
 Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]
@@ -59,12 +60,13 @@ class Run:
         trials: Sequence[int],
         device: torch.device,
         checkpoint: Checkpoint | None = None,
+        processes: Processes = ALONE,
     ) -> None:
         self._began = time.monotonic()
         self._seconds_before = 0.0
-        self._study, self._task, self._device = study, task, device
+        self._study, self._task, self._device, self._processes = study, task, device, processes
         with _failures_named():
-            self._group = Group(study, task, trials, device)
+            self._group = Group(study, task, trials, device, processes)
         if checkpoint is not None:
             self._group.restore(*checkpoint)
             self._seconds_before = checkpoint[1]["seconds"]
@@ -73,6 +75,15 @@ class Run:
     def done(self) -> bool:
         """Whether all steps are taken, or no trial is left to take them."""
         return self._group.done
+
+    def ask_to_stop(self) -> None:
+        """Ask all processes that train this group to stop."""
+        self._group.stop_wanted = True
+
+    @property
+    def stopping(self) -> bool:
+        """Whether all of them know that they stop now."""
+        return self._group.stop_agreed or (self._processes.count == 1 and self._group.stop_wanted)
 
     def advance(self, seconds: float = 0.0, retire: Sequence[int] = (), *, checkpoint: bool = False) -> Standing:
         """Give up the trials to retire, then train: for a step at least, to the next validation or for so long at most."""

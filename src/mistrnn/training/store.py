@@ -1,4 +1,4 @@
-"""A study's folder. Every write is atomic: a kill, a crash or a full disk leaves the last complete file.
+"""A study's folder, on a disk or at an address. Every write is atomic: a kill or a full disk leaves the last complete file.
 
 study.json                     settings, data and versions
 groups.json                    how many trials train at once
@@ -9,11 +9,8 @@ models/trial-000.safetensors   each trial's parameters at its best validation
 checkpoint-000.safetensors     a group that is running or has crashed, by its first trial, to resume from
 """
 
-import contextlib
 import errno
-import fcntl
 import json
-import os
 import platform
 import re
 import time
@@ -28,80 +25,67 @@ from torch import Tensor
 
 from mistrnn import __version__
 from mistrnn.errors import UsageError
+from mistrnn.files import LOCK
 from mistrnn.training.recorded import COLUMNS, FORMAT, Recorded
 from mistrnn.training.study import Study
 
 OWN_FILES = re.compile(r"(study|groups)\.json|trials\.jsonl|(curves|gradients|checkpoint-\d+)\.safetensors")
+CHECKPOINT = re.compile(r"checkpoint-(\d+)\.safetensors")
 OWN_MODELS = re.compile(r"trial-\d+\.safetensors")
 
 
 class Store(Recorded):
-    """The folder of one study, held by one process at a time; use it as a context manager."""
+    """The folder of one study, held by one process at a time; use it as a context manager.
 
-    def __init__(self, folder: Path, study: Study, data_identity: str | None = None, *, fresh: bool = False) -> None:
+    Args:
+        folder: a path, or an address that fsspec knows, such as s3://bucket/study.
+        study: the settings.
+        data_identity: a digest of the task's files.
+        fresh: forget the study that is there.
+    """
+
+    def __init__(
+        self, folder: Path | str, study: Study, data_identity: str | None = None, *, fresh: bool = False
+    ) -> None:
         super().__init__(folder)
         try:
             self._refuse_foreign_folder()
-            (folder / "models").mkdir(parents=True, exist_ok=True)
-            self._lock = open(folder / "lock", "a+")  # noqa: SIM115 (closed in _let_go)
-        except OSError as error:
-            raise UsageError(f"cannot write to the folder {folder}: {error.strerror}.") from error
-        try:
-            self._take_lock()
+            self._files.make("models")
+            self._files.lock()
             self._remove(half_written_only=not fresh)
             self._settle(study, data_identity)
-        except OSError as error:
-            self._let_go()
-            raise UsageError(f"cannot write to the folder {folder}: {error.strerror}.") from error
-        except BaseException:
-            self._let_go()
+        except BaseException as error:
+            self._files.unlock()
+            if isinstance(error, OSError):
+                raise UsageError(f"cannot write to the folder {self.folder}: {error.strerror}.") from error
             raise
 
     def __enter__(self) -> "Store":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._let_go()
-
-    def _let_go(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk may refuse even the last bytes of the lock file
-            self._lock.close()
+        self._files.unlock()
 
     def _refuse_foreign_folder(self) -> None:
         """Nothing is written into, or removed from, a folder that holds other things than a study."""
-        if not self.folder.is_dir() or (self.folder / "study.json").exists():
-            return
-        foreign = sorted({path.name for path in self.folder.iterdir()} - {"lock", "models", "study.json.part"})
-        if foreign:
+        names = self._files.names()
+        foreign = sorted(set(names) - {LOCK, f"{LOCK}.part", "models", "study.json.part"})
+        if foreign and "study.json" not in names:
             raise UsageError(
                 f"{self.folder} holds other things than a study ({', '.join(foreign[:3])}); use a new or an empty folder."
             )
 
-    def _take_lock(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.seek(0)
-            owner = self._lock.read().strip()
-            raise UsageError(
-                f"{self.folder} is in use by another process ({owner}); wait for it or use another folder."
-            ) from None
-        self._lock.truncate(0)
-        self._lock.write(f"process {os.getpid()}")
-        self._lock.flush()
-
     def _remove(self, *, half_written_only: bool) -> None:
         """Remove what a killed write left behind, or the whole study; only files that are the study's own."""
-        for place, pattern in ((self.folder, OWN_FILES), (self.folder / "models", OWN_MODELS)):
-            for path in place.iterdir():
-                name = path.name.removesuffix(".part")
-                if pattern.fullmatch(name) and (path.name != name or not half_written_only):
-                    path.unlink()
+        for inside, pattern in (("", OWN_FILES), ("models", OWN_MODELS)):
+            for found in self._files.names(inside):
+                name = found.removesuffix(".part")
+                if pattern.fullmatch(name) and (found != name or not half_written_only):
+                    self._files.remove(f"{inside}/{found}" if inside else found)
 
     def _settle(self, study: Study, data_identity: str | None) -> None:
         """Write the settings, or make sure that they are those of the study that is there."""
-        path = self.folder / "study.json"
-        if not path.exists():
+        if not self._exists("study.json"):
             about = {"mistrnn": __version__, "torch": torch.__version__, "python": platform.python_version()}
             about |= {
                 "machine": platform.machine(),
@@ -124,12 +108,11 @@ class Store(Recorded):
 
     def group_size(self) -> int | None:
         """Return how many trials of this study train at once, if that has been decided."""
-        path = self.folder / "groups.json"
-        if not path.exists():
+        if not self._exists("groups.json"):
             return None
-        size = self._read_json(path).get("group_size")
+        size = self._read_json("groups.json").get("group_size")
         if not isinstance(size, int) or size < 1:
-            raise UsageError(f"{path}: expected a group_size >= 1, got {size!r}.")
+            raise UsageError(f"{self._files.at('groups.json')}: expected a group_size >= 1, got {size!r}.")
         return size
 
     def set_group_size(self, size: int) -> None:
@@ -146,43 +129,24 @@ class Store(Recorded):
         """Add finished trials. trials.jsonl comes last: a trial that stands there is complete."""
         for trial, parameters in models.items():
             self._write(f"models/trial-{trial:03}.safetensors", save(parameters))
-        points = {
-            (trial, step): (loss, error)
-            for trial, step, loss, error in zip(*(self.curves()[c].tolist() for c in COLUMNS), strict=True)
+        points = [(trial, *point) for trial, curve in curves.items() for point in curve]
+        kinds = (torch.int64, torch.int64, torch.float64, torch.float64)
+        new = {
+            name: torch.tensor([point[k] for point in points], dtype=kind)
+            for k, (name, kind) in enumerate(zip(COLUMNS, kinds, strict=True))
         }
-        points |= {(trial, step): (loss, error) for trial, curve in curves.items() for step, loss, error in curve}
-        ordered = sorted(points)
-        columns = {
-            "trial": torch.tensor([trial for trial, _ in ordered], dtype=torch.int64),
-            "step": torch.tensor([step for _, step in ordered], dtype=torch.int64),
-            "train_loss": torch.tensor([points[key][0] for key in ordered], dtype=torch.float64),
-            "val_error": torch.tensor([points[key][1] for key in ordered], dtype=torch.float64),
-        }
-        self._write("curves.safetensors", save(columns))
-        if any((gradients or {}).values()):
-            self._write("gradients.safetensors", save(self._with_gradients(gradients or {})))
+        self._write("curves.safetensors", save(_merged(self.curves(), new)))
+        measured = [(trial, step, norms) for trial, own in (gradients or {}).items() for step, norms in own]
+        if measured:
+            new = {
+                "trial": torch.tensor([trial for trial, _, _ in measured]),
+                "step": torch.tensor([step for _, step, _ in measured]),
+                "norms": torch.stack([norms for _, _, norms in measured]),
+            }
+            self._write("gradients.safetensors", save(_merged(self.gradients(), new)))
         merged = {row["trial"]: row for row in self.trials()} | {row["trial"]: row for row in rows}
         lines = [json.dumps(merged[trial]) + "\n" for trial in sorted(merged)]
         self._write("trials.jsonl", "".join(lines).encode())
-
-    def _with_gradients(self, gradients: Mapping[int, Sequence[tuple[int, Tensor]]]) -> dict[str, Tensor]:
-        """Return the gradient norms that are there and new ones as columns."""
-        before = self.gradients()
-        rows = {
-            (trial, step): norms
-            for trial, step, norms in zip(
-                *(before[name].tolist() if name in before else [] for name in ("trial", "step")),
-                before.get("norms", []),
-                strict=True,
-            )
-        }
-        rows |= {(trial, step): norms for trial, points in gradients.items() for step, norms in points}
-        ordered = sorted(rows)
-        return {
-            "trial": torch.tensor([trial for trial, _ in ordered]),
-            "step": torch.tensor([step for _, step in ordered]),
-            "norms": torch.stack([rows[key] for key in ordered]),
-        }
 
     def save_checkpoint(self, first: int, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
         """Replace the checkpoint of the group that begins with this trial."""
@@ -190,38 +154,58 @@ class Store(Recorded):
 
     def drop_checkpoint(self, first: int) -> None:
         """Remove the checkpoint of a finished group."""
-        (self.folder / f"checkpoint-{first:03}.safetensors").unlink(missing_ok=True)
+        name = f"checkpoint-{first:03}.safetensors"
+        try:
+            self._files.remove(name)
+        except OSError as error:
+            raise UsageError(f"cannot remove {self._files.at(name)}: {error.strerror}.") from error
 
     def checkpoints(self) -> list[int]:
-        """Return the first trials of all groups that have a checkpoint."""
-        found = (re.fullmatch(r"checkpoint-(\d+)\.safetensors", path.name) for path in self.folder.iterdir())
+        """Return the first trials of all groups that have a checkpoint, in order."""
+        try:
+            found = [CHECKPOINT.fullmatch(name) for name in self._files.names()]
+        except OSError as error:
+            raise UsageError(f"{self.folder}: {error.strerror}.") from error
         return sorted(int(match[1]) for match in found if match)
 
     def load_checkpoint(self, first: int) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Return the checkpoint of the group that begins with this trial, if there is one."""
-        path = self.folder / f"checkpoint-{first:03}.safetensors"
-        if not path.exists():
+        name = f"checkpoint-{first:03}.safetensors"
+        if not self._exists(name):
             return None
         try:
-            with safetensors.safe_open(path, framework="pt") as file:
-                rest: dict[str, Any] = json.loads(file.metadata()["group"])
-                return {name: file.get_tensor(name) for name in file.keys()}, rest  # noqa: SIM118 (no iterator)
+            tensors, metadata = self._tensors_and_metadata(name)
+            return tensors, json.loads(metadata["group"])
+        except OSError as error:
+            raise UsageError(f"{self._files.at(name)}: not readable ({error}).") from error
         except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"{path}: not a checkpoint ({error}); remove it to start its trials again.") from error
+            raise UsageError(
+                f"{self._files.at(name)}: not a checkpoint ({error}); remove it to start its trials again."
+            ) from error
 
     def _write(self, name: str, content: bytes) -> None:
-        """Write beside the old file, make sure that it is on the disk, then take its place in one move."""
-        path = self.folder / name
-        temporary = path.with_name(path.name + ".part")
         try:
-            with open(temporary, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
+            self._files.write(name, content)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
             raise UsageError(
-                f"cannot write {path}: {reason}. What was written before is intact; the same command resumes from there."
+                f"cannot write {self._files.at(name)}: {reason}. What was written before is intact; the same command resumes "
+                "from there."
             ) from error
+
+
+def _merged(before: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the rows of both as columns in the order of trial and step; of two for the same, the last one stays.
+
+    >>> old = {"trial": torch.tensor([0, 1]), "step": torch.tensor([5, 5]), "norms": torch.tensor([0.1, 0.2])}
+    >>> new = {"trial": torch.tensor([1, 0]), "step": torch.tensor([5, 2]), "norms": torch.tensor([0.3, 0.4])}
+    >>> _merged(old, new)["norms"]
+    tensor([0.4000, 0.1000, 0.3000])
+    """
+    columns = {name: torch.cat([before[name], column]) if before else column for name, column in new.items()}
+    order = columns["step"].argsort(stable=True)
+    order = order[columns["trial"][order].argsort(stable=True)]
+    trial, step = columns["trial"][order], columns["step"][order]
+    is_last = torch.ones_like(order, dtype=torch.bool)
+    is_last[:-1] = (trial[1:] != trial[:-1]) | (step[1:] != step[:-1])
+    return {name: column[order[is_last]] for name, column in columns.items()}

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mistrnn.errors import UsageError
 from mistrnn.tasks import Task, make_task
-from mistrnn.training.embedded import Embedded, Engine
+from mistrnn.training.embedded import Embedded, Engine, choose_device
 from mistrnn.training.ledger import Ledger, Progress, Watch
 from mistrnn.training.memory import memory_named
+from mistrnn.training.processes import joined, process_count
 from mistrnn.training.store import Store
 from mistrnn.training.study import Study
 from mistrnn.training.tensorboard import Log
@@ -37,7 +38,7 @@ class Summary:
 
 def run_study(
     study: Study,
-    folder: Path,
+    folder: Path | str,
     *,
     data: Path | None = None,
     device: str = "auto",
@@ -54,9 +55,11 @@ def run_study(
 ) -> list[dict[str, Any]]:
     """Run what is missing of a study and return all its trials, in order.
 
+    Under torchrun, the same call on every process: each trains on its share of every batch, and the first keeps the folder.
+
     Args:
         study: the settings.
-        folder: where everything is kept; the same call again resumes.
+        folder: where everything is kept, a path or an address such as s3://bucket/study; the same call again resumes.
         data: the folder of a task's files.
         device: cpu, cuda, cuda:1, … or auto: a GPU if there is one.
         fresh: forget the study that is in the folder.
@@ -75,21 +78,34 @@ def run_study(
     unknown = [trial for trial in only or [] if not 0 <= trial < study.trials]
     if unknown:
         raise UsageError(f"expected trials between 0 and {study.trials - 1}, got {unknown}.")
-    engine = engine or Embedded()
-    engine.check(device)
+    if process_count() > 1 and (engine is not None or study.early_stop is not None):
+        raise UsageError(
+            "expected no engine and no early stopping under torchrun, whose processes train every trial together."
+        )
+    (engine or Embedded()).check(device)
     task = task or study_task(study, data)
     with memory_named(f"a trial of {study.layer} with {study.hidden} units"):
         study.initial_parameters(0, task)
     if study.batch_size > task.sizes["train"]:
         raise UsageError(f"expected batch_size <= {task.sizes['train']}, the training set, got {study.batch_size}.")
-    logging = contextlib.nullcontext(None) if log_dir is None else Log(log_dir)
-    with logging as log, Store(folder, study, task.data_identity, fresh=fresh) as store:
-        watch = Watch(report, say, stop, checkpoint_seconds, log)
-        wanted = range(study.trials) if only is None else sorted(set(only))
-        ledger = Ledger(study, store, wanted, watch)
-        if ledger.unfinished:
-            engine.run(ledger, task, device=device, data=data, group_size=group_size)
-        return store.trials()
+    wanted = range(study.trials) if only is None else sorted(set(only))
+    with contextlib.ExitStack() as held:
+        if engine is None:
+            processes = held.enter_context(joined(choose_device(device)))
+            if processes.told(task.data_identity) != task.data_identity:
+                raise UsageError(f"the data of process {processes.rank} is not that of the first process.")
+            engine = Embedded(processes)
+            if processes.rank > 0:
+                engine.follow(study, task, device, stop)
+                return cast("list[dict[str, Any]]", processes.told())
+        log = None if log_dir is None else held.enter_context(Log(log_dir))
+        store = held.enter_context(Store(folder, study, task.data_identity, fresh=fresh))
+        ledger = Ledger(study, store, wanted, Watch(report, say, stop, checkpoint_seconds, log))
+        engine.run(ledger, task, device=device, data=data, group_size=group_size)
+        rows = store.trials()
+        if isinstance(engine, Embedded):
+            engine.processes.told(rows)
+        return rows
 
 
 def study_task(study: Study, data: Path | None = None) -> Task:

@@ -47,6 +47,8 @@ class RayEngine:
 
     def run(self, ledger: Ledger, task: Task, *, device: str, data: Path | None, group_size: int | None) -> None:
         """Train all that waits in the ledger on the cluster's workers."""
+        if not ledger.waiting:
+            return
         with connected(self.address, self.workers, self.cpus_per_worker) as ray:
             kind, rooms = self._rooms(ray, device)
             workers = min(self.workers or sum(rooms), ledger.waiting)
