@@ -4,7 +4,6 @@ python -m tests.training.long_study DATA OUT SETTINGS: prints what came of it, a
 """
 
 import json
-import resource
 import sys
 from functools import partial
 from pathlib import Path
@@ -36,6 +35,8 @@ def prepare_long_recordings(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    import resource  # which only Unix has
+
     torch.set_num_threads(1)
     data, out, settings = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
     task = make_task("hapt-frames", data=data)
