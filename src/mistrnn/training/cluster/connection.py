@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,10 @@ from types import ModuleType
 
 from mistrnn.errors import UsageError
 
-CONNECT_SECONDS = 20.0
+CONNECT_SECONDS = 5.0
+"""How long a host may take to accept a connection."""
+
+ANSWER_SECONDS = 15.0
 """How long an address may take to prove that a Ray cluster is there."""
 
 ON_THIS_MACHINE = {
@@ -101,17 +105,22 @@ def _cluster_here(workers: int | None, cpus_per_worker: int) -> Iterator[ModuleT
 
 def make_sure_of_cluster(address: str) -> None:
     """Ask whether a Ray cluster is at the address: connecting to one that is not there takes Ray minutes to give up."""
-    if address.startswith("ray://"):
-        which = ["--component", "ray_client_server", "--address", address.removeprefix("ray://")]
-    else:
-        which = [] if address == "auto" else ["--address", address]
+    place = address.removeprefix("ray://")
+    which = ["--component", "ray_client_server"] if address != place else []
+    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", *which]
     try:
-        command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", *which]
-        asked = subprocess.run(command, capture_output=True, timeout=CONNECT_SECONDS, check=False)
+        if address != "auto":
+            command += ["--address", place]
+            host, _, port = place.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        answers = subprocess.run(command, capture_output=True, timeout=ANSWER_SECONDS, check=False).returncode == 0
+        reason = "what is there is no Ray cluster, or wants another token"
     except subprocess.TimeoutExpired:
-        asked = None
-    if asked is None or asked.returncode != 0:
+        answers, reason = False, f"silence for {ANSWER_SECONDS:.0f} s"
+    except (OSError, ValueError) as error:
+        answers, reason = False, str(error)
+    if not answers:
         raise UsageError(
-            f"no Ray cluster answers at {address}. Check host, port and token, start one with `ray start --head`, or leave "
-            "the address out for a cluster on this machine alone."
+            f"no Ray cluster answers at {address} ({reason}). Start one with `ray start --head`, or leave the address "
+            "out for a cluster on this machine alone."
         )
