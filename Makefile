@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test bench bench-accuracy bench-gpu lint types contracts check clean
+.PHONY: demo test bench bench-accuracy bench-engines bench-gpu lint types contracts check clean
 
 demo: .venv/ready
 	$(BIN)/mist demo
@@ -20,6 +20,11 @@ bench: .venv/ready
 # How well the default classifier does on real data sets that come inside aeon.
 bench-accuracy: .venv/ready
 	$(BIN)/python benchmarks/accuracy.py
+
+# A sweep on workers of a Ray cluster beside one in a single process.
+bench-engines: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/training/test_crew.py
+	$(BIN)/python benchmarks/engines.py
 
 # The speed on a GPU, where there is one.
 bench-gpu: .venv/ready

@@ -4,8 +4,10 @@ import importlib.util
 import json
 import os
 import signal
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -51,19 +53,28 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_worker_killed_in_the_middle_changes_no_bit(tmp_path: Path, undisturbed: Path) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
+    home = Path(tempfile.mkdtemp(prefix="mist-home-", dir="/tmp"))
     code, found = on_ray("kill", tmp_path / "study", home)
+    left = [path.name for path in home.iterdir() if path.name != ".cache"]
+    shutil.rmtree(home)
     assert code == 0, found
+    assert left == [], "something was written where the study is not"
     assert len(found["killed"]) == 1
     assert "4 trials in groups of at most 2 on 2 CPU workers" in found["said"]
     assert any("died; trials" in line for line in found["said"])
     assert any(line.startswith("going on with trials") for line in found["said"]), "it went on from a checkpoint"
     assert outcome(tmp_path / "study") == outcome(undisturbed)
-    # Nothing listens to other machines, and nothing is left where the study is not.
     assert found["listeners"]
-    assert set(found["listeners"]) <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
-    assert [path.name for path in home.iterdir() if path.name != ".cache"] == []
+    assert set(found["listeners"]) <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}, "other machines can connect"
+
+
+def test_long_place_for_temporary_files_is_avoided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / ("long" * 20)
+    place.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    made = Path(connection._new_folder())
+    made.rmdir()
+    assert made.parent == Path("/tmp")
 
 
 def test_command_killed_in_the_middle_goes_on_on_the_cluster(tmp_path: Path, undisturbed: Path) -> None:

@@ -21,6 +21,9 @@ CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 15.0
 """How long an address may take to prove that a Ray cluster is there."""
 
+LONGEST_PLACE = 30
+"""Characters that the system's folder for temporary files may have, so that Ray's names below it fit."""
+
 ON_THIS_MACHINE = {
     # Ray's own word for "this is no cluster of several machines": all its processes listen on 127.0.0.1 alone.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -76,7 +79,7 @@ def _cluster_here(workers: int | None, cpus_per_worker: int) -> Iterator[ModuleT
             'start it yourself with ray.init() and use it with address="auto".'
         )
     _started_here = True
-    folder = tempfile.mkdtemp(prefix="mist-ray-")
+    folder = _new_folder()
     before = {name: os.environ.get(name) for name in ON_THIS_MACHINE}
     os.environ.update(ON_THIS_MACHINE)
     try:
@@ -101,6 +104,12 @@ def _cluster_here(workers: int | None, cpus_per_worker: int) -> Iterator[ModuleT
             else:
                 os.environ[name] = value
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _new_folder() -> str:
+    """Make a folder for Ray's sockets and logs; sockets take no path beyond about 100 characters."""
+    usual = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="mist-ray-", dir=usual if len(usual) <= LONGEST_PLACE else "/tmp")
 
 
 def make_sure_of_cluster(address: str) -> None:
