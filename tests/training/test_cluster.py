@@ -3,8 +3,8 @@
 import importlib.util
 import json
 import os
-import signal
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
