@@ -16,7 +16,7 @@ from mistrnn.errors import UsageError
 from mistrnn.training import Study, run_study
 from mistrnn.training.cluster import RayEngine
 from mistrnn.training.processes import ALONE, Processes, joined
-from tests.training.together import STUDY, make_data
+from tests.training.together import FEW, STUDY, make_data
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,6 +64,14 @@ def test_study_on_several_processes_equals_the_one_of_a_single_process(
         f"process {rank}: 2 trials" for rank in range(processes)
     ]
     assert_same_study(tmp_path / "study", alone / "study")
+
+
+def test_processes_without_a_sequence_change_nothing(tmp_path: Path, alone: Path) -> None:
+    (tmp_path / "data").symlink_to(alone / "data")
+    ran = torchrun(3, "tests.training.together", "few", str(tmp_path))
+    assert ran.returncode == 0, ran.stderr
+    run_study(FEW, tmp_path / "alone", data=alone / "data", device="cpu")
+    assert_same_study(tmp_path / "study", tmp_path / "alone")
 
 
 def test_study_stopped_with_two_processes_goes_on_with_three_and_with_one(tmp_path: Path, alone: Path) -> None:

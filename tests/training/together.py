@@ -1,6 +1,6 @@
 """What several processes do together: torchrun … -m tests.training.together WHAT FOLDER.
 
-study: run the study on FOLDER/data. stop: the same, and each process is asked to stop after its own number of steps.
+study: run the study on FOLDER/data. few: with fewer sequences in a batch than there are processes. stop: the same, and each process is asked to stop after its own number of steps.
 bits: train a group and show that all processes hold the same parameters. ddp: a layer inside torch's own wrapper.
 """
 
@@ -33,6 +33,9 @@ STUDY = Study(
     readout_dropout=0.2,
     layer_options={"delays": 3},
 )
+
+
+FEW = Study(**{**STUDY.as_dict(), "batch_size": 2})
 
 
 def recording(seed: int) -> Frames:
@@ -93,7 +96,7 @@ def main(what: str, folder: Path) -> None:
             return what == "stop" and asked == 2 and process_rank() == 1  # only one of them was asked
 
         try:
-            rows = run_study(STUDY, folder / "study", data=folder / "data", device="cpu", stop=stop)
+            rows = run_study(FEW if what == "few" else STUDY, folder / "study", data=folder / "data", device="cpu", stop=stop)
             print(f"process {process_rank()}: {len(rows)} trials")
         except Interrupted:
             print(f"process {process_rank()}: interrupted")

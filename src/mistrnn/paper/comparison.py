@@ -22,7 +22,7 @@ from mistrnn.training import Progress, Recorded, Study, Summary, run_study, summ
 DEVIATIONS = 2.0
 """How many published standard deviations count as inside."""
 RESAMPLES = 1_000
-MAY_DIFFER = ("seed", "trials", "steps", "validate_every", "gradients_every", "precision")
+MAY_DIFFER = ("seed", "trials", "steps", "validate_every", "gradients_every", "precision", "checkpoint_segments")
 """Settings in which a study may differ from a row's and still belong to it; the verdict names what matters among them."""
 
 INSIDE, OUTSIDE, NOT_COMPARABLE = "inside", "outside", "not comparable"

@@ -147,7 +147,7 @@ class Group:
             share = everything.share(self.task.lengths("train", index))
             index = index.gather(1, share)
         inputs, targets = self._batch(index)  # [E, T, B, I], [E, (T,) B]
-        counts = everything.total(vmap(self.task.count)(targets).double())[0]  # [E] targets in the whole batch
+        counts = everything.total(vmap(self.task.count)(targets))[0]  # [E] targets in the whole batch
         batch = inputs, targets, counts, *self._dropout_masks(inputs, share)
         if everything.count == 1:
             found: tuple[Tensors, Tensor, Tensor] = self._captured_or_not(self._clipped_gradients, *batch)
@@ -162,7 +162,7 @@ class Group:
         """Return inputs and targets; a share of a small batch may have no sequence."""
         if index.size(1):
             return self.task.batch("train", index, self.study.dtype)
-        inputs, targets = self.task.batch("train", torch.zeros_like(index[:, :1]).expand(-1, 1), self.study.dtype)
+        inputs, targets = self.task.batch("train", index.new_zeros(index.size(0), 1), self.study.dtype)
         return inputs[:, :, :0], targets[..., :0]
 
     def _dropout_masks(self, inputs: Tensor, share: Tensor | None) -> tuple[Tensor, ...]:
