@@ -98,6 +98,36 @@ def test_study_stopped_on_the_cluster_goes_on_in_one_process(tmp_path: Path, und
     assert list(tmp_path.glob("checkpoint-*")) == []
 
 
+def test_ctrl_c_saves_and_leaves_nothing_running(tmp_path: Path) -> None:
+    home = Path(tempfile.mkdtemp(prefix="mist-home-", dir="/tmp"))
+    flags = "--layer rnn --hidden 8 --trials 2 --steps 100000 --batch-size 5 --delay 10 --engine ray --workers 2"
+    running = subprocess.Popen(
+        [sys.executable, "-m", "mistrnn", "sweep", "copy", "--out", str(tmp_path / "study"), *flags.split()],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(home), "TMPDIR": str(home)},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert running.stdout is not None
+    lines: list[str] = []
+    while not any(line.startswith("step ") for line in lines[-1:]):  # the first line of progress, after 10 s
+        lines.append(running.stdout.readline())
+        assert lines[-1], lines
+    os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to everything that was started from it
+    output, _ = running.communicate(timeout=60)
+    assert running.returncode == 130, output
+    assert "stopped; saved in" in output
+    assert len(list((tmp_path / "study").glob("checkpoint-*"))) == 2
+    assert [path for path in home.iterdir() if path.name != ".cache"] == []
+    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(home).encode() in read_or_nothing(path)]
+    shutil.rmtree(home)
+
+
+def read_or_nothing(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # it has ended meanwhile
+        return b""
+
+
 def test_node_that_breaks_down_costs_nothing_but_time(tmp_path: Path, undisturbed: Path) -> None:
     code, found = on_ray("node", tmp_path)
     assert code == 0, found

@@ -96,7 +96,9 @@ def main(what: str, folder: Path) -> None:
             return what == "stop" and asked == 2 and process_rank() == 1  # only one of them was asked
 
         try:
-            rows = run_study(FEW if what == "few" else STUDY, folder / "study", data=folder / "data", device="cpu", stop=stop)
+            rows = run_study(
+                FEW if what == "few" else STUDY, folder / "study", data=folder / "data", device="cpu", stop=stop
+            )
             print(f"process {process_rank()}: {len(rows)} trials")
         except Interrupted:
             print(f"process {process_rank()}: interrupted")
