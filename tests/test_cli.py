@@ -104,6 +104,39 @@ def test_train_is_a_study_of_one_trial_with_its_learning_rate(mist: Mist, tmp_pa
     assert "(top 1 of 1 trials" in out
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--engine", "spark"], "expected --engine among embedded, ray, got 'spark'"),
+        (["--workers", 2], "--workers belongs to --engine ray"),
+        (["--address", "auto"], "--address belongs to --engine ray"),
+        (["--node-data"], "--node-data belongs to --engine ray"),
+        (["--cpus-per-worker", 2], "--cpus-per-worker belongs to --engine ray"),
+        (["--engine", "ray", "--workers", 0], "expected workers >= 1, got 0"),
+        (["--engine", "ray", "--address", "127.0.0.1:1"], "no Ray cluster answers at 127.0.0.1:1"),
+        (["--early-stop", "median"], "expected early_stop among asha or none, got 'median'"),
+    ],
+)
+def test_flags_of_engines_that_cannot_work_are_refused(
+    mist: Mist, tmp_path: Path, flags: list[Any], expected: str
+) -> None:
+    status, _, err = mist("sweep", "copy", *SMALL, "--out", tmp_path / "study", *flags)
+    assert status == 2
+    assert expected in err
+
+
+def test_sweep_with_early_stopping_says_how_many_were_stopped(mist: Mist, tmp_path: Path) -> None:
+    flags = ["--trials", 6, "--steps", 32, "--validate-every", 2, "--early-stop", "asha"]
+    status, out, _ = mist("sweep", "copy", *SMALL, *flags, "--out", tmp_path)
+    assert status == 0
+    stopped = [json.loads(line)["status"] for line in (tmp_path / "trials.jsonl").read_text().splitlines()].count(
+        "stopped"
+    )
+    assert stopped
+    assert f"{stopped} stopped early)" in out
+    assert "stopped at step 2" in out
+
+
 @pytest.mark.parametrize("command", [["sweep", "copy", "--trials", 2], ["train", "copy", "--learning-rate", 0.02]])
 def test_checkpoint_segments_are_a_setting_of_the_study(mist: Mist, tmp_path: Path, command: list[Any]) -> None:
     options = [*command, *SMALL, "--checkpoint-segments", 3]

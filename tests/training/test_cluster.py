@@ -29,6 +29,8 @@ from tests.training.together import make_data
 if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is not installed", allow_module_level=True)
 ROOT = Path(__file__).parents[2]
+OF_OTHERS = (".cache", ".config")
+"""What matplotlib keeps in a home folder."""
 
 
 def on_ray(what: str, folder: Path, home: Path | None = None) -> tuple[int, dict[str, Any]]:
@@ -55,7 +57,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_worker_killed_in_the_middle_changes_no_bit(tmp_path: Path, undisturbed: Path) -> None:
     home = Path(tempfile.mkdtemp(prefix="mist-home-", dir="/tmp"))
     code, found = on_ray("kill", tmp_path / "study", home)
-    left = [path.name for path in home.iterdir() if path.name != ".cache"]
+    left = [path.name for path in home.iterdir() if path.name not in OF_OTHERS]
     shutil.rmtree(home)
     assert code == 0, found
     assert left == [], "something was written where the study is not"
@@ -116,7 +118,7 @@ def test_ctrl_c_saves_and_leaves_nothing_running(tmp_path: Path) -> None:
     assert running.returncode == 130, output
     assert "stopped; saved in" in output
     assert len(list((tmp_path / "study").glob("checkpoint-*"))) == 2
-    assert [path for path in home.iterdir() if path.name != ".cache"] == []
+    assert [path for path in home.iterdir() if path.name not in OF_OTHERS] == []
     assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(home).encode() in read_or_nothing(path)]
     shutil.rmtree(home)
 

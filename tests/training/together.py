@@ -1,7 +1,8 @@
 """What several processes do together: torchrun … -m tests.training.together WHAT FOLDER.
 
-study: run the study on FOLDER/data. few: with fewer sequences in a batch than there are processes. stop: the same, and each process is asked to stop after its own number of steps.
-bits: train a group and show that all processes hold the same parameters. ddp: a layer inside torch's own wrapper.
+study: run the study on FOLDER/data. few: with fewer sequences in a batch than there are processes. stop: one process is
+asked to stop. bits: train a group and show that all processes hold the same parameters. ddp: a layer inside torch's own
+wrapper.
 """
 
 import sys

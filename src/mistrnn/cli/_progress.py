@@ -52,15 +52,17 @@ class Shown:
         self._bar = bar
         self._task = bar.add_task("", total=steps, rate="", best="") if bar else None
         self._first: tuple[float, int] | None = None
+        self._latest = 0
         self._last_line = 0.0
 
     def step(self, progress: Progress) -> None:
         now = time.monotonic()
-        if self._first is None or progress.step < self._first[1]:
-            self._first = (now, progress.step)  # a new study begins
+        if self._first is None or progress.step < self._latest:
+            self._first = (now, progress.step)  # a new study begins, or a lost group begins again
             self._last_line = now
             if self._bar is not None and self._task is not None:
                 self._bar.reset(self._task)
+        self._latest = progress.step
         elapsed, steps = now - self._first[0], progress.step - self._first[1]
         rate = steps / elapsed if elapsed > 0 else 0.0
         errors = " ".join(f"{error:.4f}" for error in progress.best_errors) or "none yet"

@@ -164,6 +164,8 @@ class RecurrentLayer(nn.Module, ABC):
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew, as in the paper: matrices N(0, 1/H), biases 0 (gains of layer norm 1)."""
+        if next(self.parameters()).is_meta:
+            return  # there is nothing to draw into, and torch would load its compiler to find that out
         with torch.no_grad():
             for layer in range(self.num_layers):
                 for direction in range(self.directions):
