@@ -18,5 +18,9 @@ def free_memory(device: torch.device) -> int:
         free = int(values["MemAvailable"].split()[0]) * 1024
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     if limit.exists() and used.exists() and limit.read_text().strip() != "max":
-        free = min(free, int(limit.read_text()) - int(used.read_text()))
+        # The pages of files that are kept in memory count as used, and are given up when somebody needs the room.
+        pages = Path("/sys/fs/cgroup/memory.stat")
+        values = dict(line.split(" ", 1) for line in pages.read_text().splitlines()) if pages.exists() else {}
+        kept = sum(int(values.get(name, 0)) for name in ("active_file", "inactive_file"))
+        free = min(free, int(limit.read_text()) - int(used.read_text()) + kept)
     return free

@@ -231,7 +231,7 @@ def in_little_memory(data: Path, out: Path, settings: dict[str, Any]) -> dict[st
     command = [sys.executable, "-m", "tests.training.long_study", str(data), str(out), json.dumps(settings)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, env=environment, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=root, env=environment, check=True, capture_output=True, text=True, timeout=300)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from safetensors.torch import load_file
 
 from mistrnn.errors import UsageError
 from mistrnn.training import Study, run_study
+from mistrnn.training import processes as processes_module
 from mistrnn.training.cluster import RayEngine
 from mistrnn.training.processes import ALONE, Processes, joined
 from tests.training.together import FEW, STUDY, make_data
@@ -51,6 +54,14 @@ def assert_same_study(one: Path, other: Path) -> None:
         mine, theirs = load_file(one / name), load_file(other / name)
         for key, value in mine.items():
             torch.testing.assert_close(value, theirs[key], rtol=1e-10, atol=1e-12)
+
+
+def test_several_studies_in_one_job_are_those_of_one_process(tmp_path: Path, alone: Path) -> None:
+    (tmp_path / "data").symlink_to(alone / "data")
+    ran = torchrun(3, "tests.training.together", "twice", str(tmp_path))
+    assert ran.returncode == 0, ran.stderr
+    assert len((tmp_path / "first" / "trials.jsonl").read_text().splitlines()) == 2
+    assert_same_study(tmp_path / "study", alone / "study")
 
 
 @pytest.mark.parametrize("processes", [2, 3])
@@ -91,6 +102,35 @@ def test_study_stopped_with_two_processes_goes_on_with_three_and_with_one(tmp_pa
     run_study(STUDY, tmp_path / "study", data=alone / "data", device="cpu", say=said.append)
     assert said == ["going on with trials 0 to 1 from step 3"]
     assert_same_study(tmp_path / "study", alone / "study")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_to_one_process_saves_before_all_leave(tmp_path: Path, number: signal.Signals) -> None:
+    flags = "--layer rnn --hidden 8 --learning-rate 0.01 --delay 10 --steps 100000 --batch-size 5 --device cpu"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "mistrnn"]
+    running = subprocess.Popen(
+        [*command, "train", "copy", "--out", str(tmp_path / "study"), *flags.split()],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert running.stdout is not None
+    while not (line := running.stdout.readline()).startswith("step "):  # the first line of progress, after 10 s
+        assert line, "it ended before"
+    children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+    ranks = {Path(f"/proc/{child}/environ").read_bytes().split(b"\0RANK=")[1][:1]: int(child) for child in children}
+    os.kill(ranks[b"1"], number)
+    output, _ = running.communicate(timeout=60)
+    assert "stopped; saved in" in output
+    assert "Traceback" not in output.split("stopped; saved in")[0]
+    assert (tmp_path / "study" / "checkpoint-000.safetensors").exists()
+
+
+def test_folder_that_cannot_be_used_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    flags = "--layer rnn --hidden 4 --learning-rate 0.1 --delay 10 --steps 4 --batch-size 5 --device cpu"
+    ran = torchrun(2, "mistrnn", "train", "copy", "--out", str(tmp_path), *flags.split())
+    assert ran.returncode != 0
+    assert ran.stderr.count("holds other things than a study (notes.txt)") == 1
+    assert "Traceback" not in ran.stderr.split("holds other things")[0]
 
 
 def test_all_processes_hold_the_same_bits(alone: Path) -> None:
@@ -147,8 +187,8 @@ def test_process_alone_sums_and_tells_nothing() -> None:
     (one,) = ALONE.total(torch.ones(2))
     assert one.tolist() == [1, 1]
     assert ALONE.told("this") == "this"
-    with joined(torch.device("cpu")) as processes:
-        assert processes == ALONE
+    assert ALONE.agree("this")
+    assert joined(torch.device("cpu")) == ALONE
 
 
 def test_engine_or_early_stopping_under_torchrun_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,8 +204,13 @@ def test_processes_that_cannot_be_joined_are_said(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with (
-        pytest.raises(UsageError, match="cannot join the other 1 processes"),
-        joined(torch.device("cpu")),
-    ):
-        pass
+    with pytest.raises(UsageError, match="cannot join the other 1 processes"):
+        joined(torch.device("cpu"))
+
+
+def test_processes_that_never_come_are_said_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(processes_module, "MEETING_TIME", timedelta(seconds=2))
+    with pytest.raises(UsageError, match="cannot join the other 1 processes"):
+        joined(torch.device("cpu"))

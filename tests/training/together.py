@@ -1,8 +1,8 @@
 """What several processes do together: torchrun … -m tests.training.together WHAT FOLDER.
 
-study: run the study on FOLDER/data. few: with fewer sequences in a batch than there are processes. stop: one process is
-asked to stop. bits: train a group and show that all processes hold the same parameters. ddp: a layer inside torch's own
-wrapper.
+study: run the study on FOLDER/data. twice: and another one before it. few: with fewer sequences in a batch than there are
+processes. stop: one process is asked to stop. bits: train a group and show that all processes hold the same parameters.
+ddp: a layer inside torch's own wrapper.
 """
 
 import sys
@@ -55,31 +55,31 @@ def make_data(folder: Path) -> Path:
 
 
 def same_bits(folder: Path) -> None:
-    with joined(torch.device("cpu")) as processes:
-        group = Group(STUDY, study_task(STUDY, folder / "data"), [0, 1], torch.device("cpu"), processes)
-        for _ in range(5):
-            group.advance()
-        held = [None] * processes.count
-        dist.all_gather_object(held, {name: value.numpy().tobytes() for name, value in group.parameters.items()})
-        assert all(one == held[0] for one in held)
-        print("same bits" if processes.rank == 0 else "")
+    processes = joined(torch.device("cpu"))
+    group = Group(STUDY, study_task(STUDY, folder / "data"), [0, 1], torch.device("cpu"), processes)
+    for _ in range(5):
+        group.advance()
+    held = [None] * processes.count
+    dist.all_gather_object(held, {name: value.numpy().tobytes() for name, value in group.parameters.items()})
+    assert all(one == held[0] for one in held)
+    print("same bits" if processes.rank == 0 else "")
 
 
 def wrapped() -> None:
     """Gradients of the wrapper's mean over processes equal those of one process with all sequences."""
-    with joined(torch.device("cpu")) as processes:
-        torch.manual_seed(0)
-        layer = MIST(3, 8).double()
-        everything = torch.randn(20, 4 * processes.count, 3, dtype=torch.float64)
-        layer(everything)[0].square().mean().backward()
-        expected = [parameter.grad.clone() for parameter in layer.parameters()]
-        layer.zero_grad()
-        module = torch.nn.parallel.DistributedDataParallel(layer)
-        module(everything[:, processes.rank :: processes.count])[0].square().mean().backward()
-        for parameter, gradient in zip(layer.parameters(), expected, strict=True):
-            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-12, atol=1e-15)
-        del module  # it must not outlive the group of processes
-        print("same gradients" if processes.rank == 0 else "")
+    processes = joined(torch.device("cpu"))
+    torch.manual_seed(0)
+    layer = MIST(3, 8).double()
+    everything = torch.randn(20, 4 * processes.count, 3, dtype=torch.float64)
+    layer(everything)[0].square().mean().backward()
+    expected = [parameter.grad.clone() for parameter in layer.parameters()]
+    layer.zero_grad()
+    module = torch.nn.parallel.DistributedDataParallel(layer)
+    module(everything[:, processes.rank :: processes.count])[0].square().mean().backward()
+    for parameter, gradient in zip(layer.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-12, atol=1e-15)
+    del module  # it must not outlive the group of processes
+    print("same gradients" if processes.rank == 0 else "")
 
 
 def main(what: str, folder: Path) -> None:

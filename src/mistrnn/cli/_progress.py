@@ -13,6 +13,7 @@ from rich.progress import Progress as Bar
 
 from mistrnn.cli._app import console
 from mistrnn.training import Interrupted, Progress
+from mistrnn.training.processes import process_rank
 
 LINE_EVERY_SECONDS = 10.0
 
@@ -20,29 +21,32 @@ LINE_EVERY_SECONDS = 10.0
 @contextlib.contextmanager
 def watched(steps: int, out: Path | str) -> Iterator[tuple["Shown", Callable[[], bool]]]:
     """Show progress, and leave with status 130 and one line when Ctrl-C has stopped the study."""
-    with stop_on_ctrl_c("step") as asked_to_stop, _show(steps) as show:
+    with stop_on_ctrl_c("step", signal.SIGTERM) as asked_to_stop, _show(steps) as show:
         try:
             yield show, lambda: bool(asked_to_stop)
         except Interrupted:
-            show.line(f"stopped; saved in {out}. The same command goes on from here.")
+            if process_rank() == 0:
+                show.line(f"stopped; saved in {out}. The same command goes on from here.")
             raise typer.Exit(130) from None
 
 
 @contextlib.contextmanager
-def stop_on_ctrl_c(unit: str) -> Iterator[list[int]]:
-    """Collect Ctrl-C instead of breaking off in the middle of a step or an epoch; a second one breaks off."""
+def stop_on_ctrl_c(unit: str, *others: signal.Signals) -> Iterator[list[int]]:
+    """Collect Ctrl-C, and other signals, instead of breaking off in the middle of a step or an epoch; a second breaks off."""
     asked: list[int] = []
 
     def remember(number: int, _: object) -> None:
         asked.append(number)
         print(f"stopping after this {unit} (once more breaks off at once)", file=sys.stderr, flush=True)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for one, usual in before.items():
+            signal.signal(one, signal.default_int_handler if one == signal.SIGINT else usual)
 
-    before = signal.signal(signal.SIGINT, remember)
+    before = {one: signal.signal(one, remember) for one in (signal.SIGINT, *others)}
     try:
         yield asked
     finally:
-        signal.signal(signal.SIGINT, before)
+        for one, usual in before.items():
+            signal.signal(one, usual)
 
 
 class Shown:
@@ -96,7 +100,7 @@ class Shown:
 
 @contextlib.contextmanager
 def _show(steps: int) -> Iterator[Shown]:
-    if not console.is_terminal:
+    if not console.is_terminal or process_rank() > 0:
         yield Shown(steps, None)
         return
     columns = [

@@ -16,6 +16,9 @@ from mistrnn.training.processes import ALONE, Processes, process_count
 from mistrnn.training.run import Checkpoint, ComputationFailed, Run, device_name
 from mistrnn.training.study import Study
 
+REFUSED = "refused"
+"""What the first process tells the others when it cannot begin."""
+
 
 class Engine(Protocol):
     """Who computes a study's groups."""
@@ -83,6 +86,7 @@ class Embedded:
                 run.ask_to_stop()
             if run.stopping:
                 ledger.save(group, run.checkpoint())
+                self.processes.told()  # the others leave only now: torchrun ends all when one has left
                 raise Interrupted
         ledger.finished(group, run.results())
 
@@ -91,21 +95,30 @@ class Embedded:
         place = choose_device(device)
         task = task.to(place)
         while (order := self.processes.told()) is not None:
-            run = Run(study, task, order[0], place, order[1], self.processes)
-            while not run.done:
-                run.advance()
-                if stop():
-                    run.ask_to_stop()
-                if run.stopping:
-                    raise Interrupted
-            run.results()
+            if order == REFUSED:
+                raise Interrupted
+            try:
+                run = Run(study, task, order[0], place, order[1], self.processes)
+                while not run.done:
+                    run.advance()
+                    if stop():
+                        run.ask_to_stop()
+                    if run.stopping:
+                        self.processes.told()
+                        raise Interrupted
+                run.results()
+            except OutOfMemory as error:
+                raise UsageError(
+                    f"a share of {len(order[0])} trials does not fit into the memory of {place}: {error}"
+                ) from error
 
     def _settled_group_size(self, ledger: Ledger, task: Task, device: torch.device, asked: int | None) -> int:
         """Return how many trials train at once: decided once for a study, so that a resumed one runs the same groups."""
         settled, study = ledger.group_size(), ledger.study
         if settled is None or (asked is not None and asked != settled):
             with memory_named(f"a trial of {study.layer} with {study.hidden} units"):
-                settled = asked or trials_that_fit(study, task, device)
+                neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if device.type == "cpu" else 1
+                settled = asked or trials_that_fit(study, task, device, 1 / neighbours)
             if settled < ledger.waiting:
                 reason = "" if asked else " do not fit into memory at once: they"
                 ledger.watch.say(f"{ledger.waiting} trials{reason} run in groups of {settled}")
@@ -117,6 +130,8 @@ def choose_device(device: str) -> torch.device:
     """Return the device of that name; auto is a GPU if there is one."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda:") and process_count() > 1:
+        raise UsageError(f"expected device cuda under torchrun, which gives each process its own GPU, got {device!r}.")
     if device == "cuda" and process_count() > 1:
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # torchrun gives each process of a machine its own number
     try:

@@ -23,9 +23,14 @@ from mistrnn.training.study import Study
 EVALUATION_BATCH = {"cpu": 100, "cuda": 500}
 """Sequences at a time in validation and test, at least, by device."""
 
+MOST_RECORDINGS = 16
+"""Shapes of a batch that are recorded on a GPU; each recording holds memory of its own."""
+
 
 def evaluation_batch(study: Study, device: torch.device) -> int:
     """Return how many sequences are evaluated at a time."""
+    if study.truncate or study.checkpoint_segments:  # whoever trains in pieces has long sequences and little memory
+        return study.batch_size
     return max(study.batch_size, EVALUATION_BATCH[device.type])
 
 
@@ -182,6 +187,8 @@ class Group:
         if self.device.type != "cuda" or not shape.numel():
             return compute(*batch)
         if shape not in self._captured:
+            if len(self._captured) >= MOST_RECORDINGS:
+                return compute(*batch)
             self._captured[shape] = Captured(compute, *batch)
         return self._captured[shape](*batch)
 

@@ -5,8 +5,10 @@ Gradients, losses and errors are sums over processes, so that the result is that
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -14,6 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mistrnn.errors import UsageError
+
+MEETING_TIME = timedelta(seconds=60)
+"""How long the processes wait for each other at the start."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,8 @@ class Processes:
         if self.count == 1:
             return list(tensors)
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        dist.all_reduce(flat)
+        with _lost_processes_named():
+            dist.all_reduce(flat)
         parts = torch.split(flat, [tensor.numel() for tensor in tensors])
         return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
@@ -50,8 +56,18 @@ class Processes:
         if self.count == 1:
             return thing
         carried = [thing]
-        dist.broadcast_object_list(carried, src=0)
+        with _lost_processes_named():
+            dist.broadcast_object_list(carried, src=0)
         return carried[0]
+
+    def agree(self, thing: Any) -> bool:
+        """Whether all processes give the same."""
+        if self.count == 1:
+            return True
+        given = [None] * self.count
+        with _lost_processes_named():
+            dist.all_gather_object(given, thing)
+        return all(one == given[0] for one in given)
 
 
 ALONE = Processes()
@@ -67,31 +83,43 @@ def process_count() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-@contextlib.contextmanager
-def joined(device: torch.device) -> Iterator[Processes]:
-    """Join the processes that torchrun started; without it there is one."""
+def joined(device: torch.device) -> Processes:
+    """Join the processes that torchrun started, once for the life of this process; without torchrun there is one."""
     if process_count() == 1:
-        yield ALONE
-        return
-    if dist.is_initialized():  # the caller's own
-        yield Processes(dist.get_rank(), dist.get_world_size())
-        return
-    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+        return ALONE
+    if not dist.is_initialized():
+        _join(device)
+    return Processes(dist.get_rank(), dist.get_world_size())
+
+
+def _join(device: torch.device) -> None:
+    loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+    if loopback and os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
         # All are on this machine: what they tell each other need not be heard elsewhere.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback[0])
     if device.type == "cuda":
         torch.cuda.set_device(device)
     try:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        # The default is to wait for the others for half an hour.
+        store, rank, count = next(dist.rendezvous("env://", timeout=MEETING_TIME))  # type: ignore[attr-defined]
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=rank, world_size=count)
     except (ValueError, RuntimeError) as error:
         raise UsageError(
-            f"cannot join the other {process_count() - 1} processes ({error}); start all of them with torchrun."
+            f"cannot join the other {process_count() - 1} processes that WORLD_SIZE={process_count()} asks for ({error}); "
+            "start all of them with torchrun."
         ) from error
+    # Not taken apart after a study: a second meeting through the same store finds what the first has left there.
+
+
+@contextlib.contextmanager
+def _lost_processes_named() -> Iterator[None]:
     try:
-        yield Processes(dist.get_rank(), dist.get_world_size())
-    finally:
-        dist.destroy_process_group()
+        yield
+    except RuntimeError as error:
+        raise UsageError(
+            f"another process was lost ({error}). What was saved is intact; the same command goes on from there."
+        ) from error
 
 
 def _bounds(lengths: Sequence[int], count: int) -> list[int]:

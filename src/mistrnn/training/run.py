@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mistrnn.errors import UsageError
 from mistrnn.tasks import Task
 from mistrnn.training.group import Group
 from mistrnn.training.memory import OutOfMemory, out_of_memory
@@ -167,6 +168,8 @@ def _failures_named() -> Iterator[None]:
     """Tell a computation that breaks apart from one that runs out of memory."""
     try:
         yield
+    except UsageError:  # another process was lost, for example
+        raise
     except Exception as error:
         if out_of_memory(error):
             raise OutOfMemory(str(error)) from error

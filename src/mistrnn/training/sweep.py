@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from mistrnn.errors import UsageError
 from mistrnn.tasks import Task, make_task
-from mistrnn.training.embedded import Embedded, Engine, choose_device
+from mistrnn.training.embedded import REFUSED, Embedded, Engine, choose_device
 from mistrnn.training.ledger import Ledger, Progress, Watch
 from mistrnn.training.memory import memory_named
 from mistrnn.training.processes import joined, process_count
@@ -91,16 +91,21 @@ def run_study(
     wanted = range(study.trials) if only is None else sorted(set(only))
     with contextlib.ExitStack() as held:
         if engine is None:
-            processes = held.enter_context(joined(choose_device(device)))
-            if processes.told(task.data_identity) != task.data_identity:
-                raise UsageError(f"the data of process {processes.rank} is not that of the first process.")
+            processes = joined(choose_device(device))
+            if not processes.agree(task.data_identity):
+                raise UsageError("expected the same data for all processes, and their files differ.")
             engine = Embedded(processes)
             if processes.rank > 0:
                 engine.follow(study, task, device, stop)
                 return cast("list[dict[str, Any]]", processes.told())
-        log = None if log_dir is None else held.enter_context(Log(log_dir))
-        store = held.enter_context(Store(folder, study, task.data_identity, fresh=fresh))
-        ledger = Ledger(study, store, wanted, Watch(report, say, stop, checkpoint_seconds, log))
+        try:
+            log = None if log_dir is None else held.enter_context(Log(log_dir))
+            store = held.enter_context(Store(folder, study, task.data_identity, fresh=fresh))
+            ledger = Ledger(study, store, wanted, Watch(report, say, stop, checkpoint_seconds, log))
+        except BaseException:
+            if isinstance(engine, Embedded):
+                engine.processes.told(REFUSED)
+            raise
         engine.run(ledger, task, device=device, data=data, group_size=group_size)
         rows = store.trials()
         if isinstance(engine, Embedded):
