@@ -74,6 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     repeats = parser.parse_args().repeats
+    about = heading("make bench-engines", f"median of {repeats}")
     sides: list[tuple[str, RayEngine | None, int, int]] = [
         ("embedded, 2 threads", None, GROUP, 2),
         ("embedded, 2 threads, all trials in one group", None, TRIALS, 2),
@@ -86,7 +87,7 @@ def main() -> None:
     for name, ran in found:
         if any(abs(a - b) > 2e-3 for a, b in zip(ran.errors, base.errors, strict=True)):
             sys.exit(f"{name}: other results than {sides[0][0]}; no speed is reported")
-    print(heading("make bench-engines", f"median of {repeats}"))
+    print(about)
     print(
         f"\n{TRIALS} trials of MIST 64 on copy, delay 50, batch 100, 150 steps and 3 validations, groups of {GROUP}\n"
     )

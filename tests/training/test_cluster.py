@@ -234,7 +234,7 @@ def test_ray_imported_before_a_cluster_of_our_own_is_refused(tmp_path: Path, mon
         run_study(STUDY, tmp_path / "study", engine=RayEngine())
 
 
-def test_unwritable_folder_is_said_before_a_cluster_is_asked_for(tmp_path: Path) -> None:
+def test_unwritable_folder_is_said_before_a_cluster_is_started(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write to the folder"):
-        run_study(STUDY, tmp_path / "file" / "study", engine=RayEngine(address="127.0.0.1:1"))
+        run_study(STUDY, tmp_path / "file" / "study", engine=RayEngine())

@@ -27,10 +27,18 @@ class RayActorError(RayError):
     pass
 
 
+class RayTaskError(RayError):
+    pass
+
+
+class OutOfMemoryError(RayError):
+    pass
+
+
 class Ray:
     """As much of Ray as the crew uses: an answer is computed when it is fetched."""
 
-    exceptions = SimpleNamespace(RayError=RayError, RayActorError=RayActorError)
+    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError, OutOfMemoryError=OutOfMemoryError)
 
     def __init__(self) -> None:
         self.killed: list[Any] = []
@@ -74,6 +82,7 @@ def run_crew(
     workers: int = 1,
     stop: Callable[[], bool] = lambda: False,
     study: Study = STUDY,
+    begun_group_size: int | None = None,
 ) -> tuple[list[dict[str, Any]], list[str], Ray]:
     """Run a study with workers whose faults are planted, one after the other; those hired later have none."""
     said: list[str] = []
@@ -87,14 +96,15 @@ def run_crew(
     with Store(folder, study, None) as store:
         watch = Watch(lambda progress: None, said.append, stop, 0.0, None)
         ledger = Ledger(study, store, range(study.trials), watch)
-        Crew(ray, ledger, SimpleNamespace(remote=hire), post, None, group_size).work(workers)  # type: ignore[arg-type]
+        crew = Crew(ray, ledger, SimpleNamespace(remote=hire), post, None, group_size, begun_group_size)  # type: ignore[arg-type]
+        crew.work(workers)
         return store.trials(), said, ray
 
 
-def dies_at(which: str) -> Callable[[str, int], Any]:
+def dies_at(which: str, *, of: type[RayError] = RayActorError) -> Callable[[str, int], Any]:
     def fault(name: str, call: int) -> Any:
         if name == which:
-            raise RayActorError("the worker was killed")
+            raise of("the worker was killed")
 
     return fault
 
@@ -147,6 +157,55 @@ def test_group_too_large_for_memory_is_halved(tmp_path: Path, task: Task) -> Non
     assert said[0].endswith("going on with groups of 2")
 
 
+def test_worker_killed_for_its_memory_has_its_group_halved(tmp_path: Path, task: Task) -> None:
+    rows, said, _ = run_crew(tmp_path, task, [dies_at("advance", of=OutOfMemoryError)], group_size=4)
+    assert [row["group"] for row in rows] == [2] * 4
+    assert said[0].endswith("going on with groups of 2")
+
+
+def test_group_that_was_begun_goes_on_whole_though_there_are_more_workers_now(tmp_path: Path, task: Task) -> None:
+    asked = iter([False] * 4 + [True])
+    with pytest.raises(Interrupted):
+        run_crew(tmp_path, task, [], group_size=4, stop=lambda: next(asked))
+    rows, said, _ = run_crew(tmp_path, task, [], group_size=2, workers=2)
+    assert said[0].startswith("going on with trials 0 to 3 from step")
+    assert [row["group"] for row in rows] == [4] * 4
+
+
+def test_group_smaller_than_asked_for_begins_again_and_says_so(tmp_path: Path, task: Task) -> None:
+    asked = iter([False] * 4 + [True])
+    with pytest.raises(Interrupted):
+        run_crew(tmp_path, task, [], group_size=4, stop=lambda: next(asked))
+    # The first worker dies before it has saved: what lies there still belongs to the larger group.
+    rows, said, _ = run_crew(tmp_path, task, [dies_at("begin")], group_size=2, begun_group_size=2)
+    assert said[0] == "trials 0 to 3 begin again, because groups are smaller now"
+    assert not any(line.startswith("going on with") for line in said)
+    assert [row["group"] for row in rows] == [2] * 4
+
+
+def test_worker_with_a_wrong_setup_is_left_out_when_others_work(tmp_path: Path, task: Task) -> None:
+    faults = [lambda name, call: None, fails_at("settle", "setup")]
+    rows, said, _ = run_crew(tmp_path, task, faults, workers=2)
+    assert said == ["going on without a worker: as planted"]
+    assert [row["status"] for row in rows] == ["ok"] * 4
+
+
+@pytest.mark.parametrize("moment", [3, 4, 5, 7, 12])
+def test_worker_that_dies_changes_no_verdict_of_early_stopping(tmp_path: Path, task: Task, moment: int) -> None:
+    study = Study(**{**STUDY.as_dict(), "trials": 8, "steps": 64, "validate_every": 4, "early_stop": "asha"})
+    whole, _, _ = run_crew(tmp_path / "whole", task, [], group_size=8, study=study)
+
+    def fault(name: str, call: int) -> Any:
+        if call == moment:
+            raise RayActorError("the worker was killed")
+
+    cut, said, _ = run_crew(tmp_path / "cut", task, [fault], group_size=8, study=study)
+    assert any("died" in line for line in said)
+    ended = [(row["trial"], row["status"], row["steps"]) for row in cut]
+    assert ended == [(row["trial"], row["status"], row["steps"]) for row in whole]
+    assert "stopped" in {status for _, status, _ in ended}
+
+
 def test_trial_too_large_for_memory_is_said(tmp_path: Path, task: Task) -> None:
     with pytest.raises(UsageError, match=r"one trial does not fit into the memory of .*: as planted"):
         run_crew(tmp_path, task, [fails_at("advance", "memory")], group_size=1)
@@ -166,7 +225,7 @@ def test_worker_with_a_wrong_setup_ends_the_study(tmp_path: Path, task: Task) ->
 def test_error_that_nobody_foresaw_is_named(tmp_path: Path, task: Task) -> None:
     def fault(name: str, call: int) -> Any:
         if name == "advance":
-            raise RayError("Traceback …\n  somewhere\nKeyError: 'what'")
+            raise RayTaskError("Traceback …\n  somewhere\nKeyError: 'what'")
 
     with pytest.raises(UsageError, match="a worker failed at 'advance': KeyError: 'what'"):
         run_crew(tmp_path, task, [fault])

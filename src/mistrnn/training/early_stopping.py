@@ -25,7 +25,7 @@ class Asha:
             raise UsageError(
                 "early stopping needs Optuna; install it with: pip install 'mistrnn[early-stopping]'"
             ) from error
-        first = max(study.validation_interval, study.total_steps // FIRST_SHARE)
+        first = max(study.validation_interval, -(-study.total_steps // FIRST_SHARE))
         verbosity = optuna.logging.get_verbosity()
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # it announces every study
         self._study = optuna.create_study(
@@ -33,6 +33,8 @@ class Asha:
         )
         optuna.logging.set_verbosity(verbosity)
         self._trials: dict[int, optuna.Trial] = {}
+        self._verdicts: dict[tuple[int, int], bool] = {}
+        """What was said about a trial at a step: a group that went on from a checkpoint arrives there again."""
         self._last_step = study.total_steps
 
     def recall(self, points: Iterable[tuple[int, int, float]]) -> set[int]:
@@ -48,8 +50,10 @@ class Asha:
         return [trial for trial, step, _, error in points if self._is_hopeless(trial, step, error)]
 
     def _is_hopeless(self, trial: int, step: int, error: float) -> bool:
-        if trial not in self._trials:
-            self._trials[trial] = self._study.ask()
-        own = self._trials[trial]
-        own.report(error, step)
-        return own.should_prune() and step < self._last_step
+        if (trial, step) not in self._verdicts:
+            if trial not in self._trials:
+                self._trials[trial] = self._study.ask()
+            own = self._trials[trial]
+            own.report(error, step)
+            self._verdicts[trial, step] = own.should_prune() and step < self._last_step
+        return self._verdicts[trial, step]

@@ -45,9 +45,7 @@ class Embedded:
         place = choose_device(device)
         task = task.to(place)
         while ledger.waiting:
-            taken = ledger.take(self._settled_group_size(ledger, task, place, group_size))
-            assert taken is not None
-            group, checkpoint = taken
+            group, checkpoint = ledger.take(self._settled_group_size(ledger, task, place, group_size))
             self.processes.told((group.trials, checkpoint))
             try:
                 self._train(ledger, task, place, group, checkpoint)

@@ -57,7 +57,7 @@ class Assignment:
     saved: float = field(default_factory=time.monotonic)
     """When their checkpoint was written last."""
     losses: int = 0
-    """How often whoever trained them was lost."""
+    """How often whoever trained them was lost since the last checkpoint."""
     hopeless: tuple[int, ...] = ()
     """Trials that had better stop before the next step."""
 
@@ -94,22 +94,26 @@ class Ledger:
         """Whether anything waits or trains."""
         return bool(self._missing or self._training)
 
-    def take(self, limit: int) -> tuple[Assignment, Checkpoint | None] | None:
-        """Return the next group, of so many trials at most, with the checkpoint to go on from; None if nothing waits."""
-        if not self._missing:
-            return None
-        fitting = [group for group in self._begun if len(group.trials) <= limit]
+    def take(self, limit: int, begun_limit: int | None = None) -> tuple[Assignment, Checkpoint | None]:
+        """Return the next group, with the checkpoint to go on from if there is one.
+
+        A new group has `limit` trials at most; one that has been begun goes on whole if it has no more than `begun_limit`.
+        """
+        fitting = [group for group in self._begun if len(group.trials) <= (begun_limit or limit)]
         checkpoint = None
         if fitting:
             group = fitting[0]
-            checkpoint = self._store.load_checkpoint(group.trials[0])
+            checkpoint = self._checkpoint_of(group)
             if checkpoint is not None:
                 self.watch.say(f"going on with {group} from step {checkpoint[1]['step']}")
-        else:  # trials of a larger group than is wanted now start again
+        else:
             begun = {trial for group in self._begun for trial in group.trials}
             fresh = [trial for trial in self._missing if trial not in begun] or self._missing
             group = Assignment(tuple(fresh[:limit]))
-        self._begun = [other for other in self._begun if not set(other.trials) & set(group.trials)]
+        dropped = [other for other in self._begun if other is not group and set(other.trials) & set(group.trials)]
+        for other in dropped:
+            self.watch.say(f"{other} begin again, because groups are smaller now")
+        self._begun = [other for other in self._begun if other is not group and other not in dropped]
         self._missing = [trial for trial in self._missing if trial not in group.trials]
         group.saved = time.monotonic()
         self._training.append(group)
@@ -122,7 +126,7 @@ class Ledger:
     def save(self, group: Assignment, checkpoint: Checkpoint) -> None:
         """Write a group's checkpoint."""
         self._store.save_checkpoint(group.trials[0], *checkpoint)
-        group.saved = time.monotonic()
+        group.saved, group.losses = time.monotonic(), 0
 
     def advanced(self, group: Assignment, standing: Standing) -> None:
         """Note where a group stands now, and which of its trials are hopeless."""
@@ -133,7 +137,8 @@ class Ledger:
             for trial, step, loss, error in standing.points:
                 self.watch.log.add({"train_loss": loss, "validation_error": error}, step, run=f"trial-{trial}")
         self.watch.report(self._progress())
-        group.hopeless = tuple(self._asha.hopeless(standing.points)) if self._asha is not None else ()
+        if self._asha is not None and standing.points:
+            group.hopeless = tuple(self._asha.hopeless(standing.points))
 
     def finished(self, group: Assignment, results: Results) -> None:
         """Keep a group's results."""
@@ -184,12 +189,19 @@ class Ledger:
         """Decide how many trials train at once in one process."""
         self._store.set_group_size(size)
 
+    def _checkpoint_of(self, group: Assignment) -> Checkpoint | None:
+        """Return a group's checkpoint; a file of the same name may be that of another group with the same first trial."""
+        checkpoint = self._store.load_checkpoint(group.trials[0])
+        if checkpoint is None or _trials_in(checkpoint) != group.trials:
+            return None
+        return checkpoint
+
     def _groups_begun(self) -> list[Assignment]:
         groups = []
         for first in self._store.checkpoints():
             checkpoint = self._store.load_checkpoint(first)
             assert checkpoint is not None
-            trials = tuple(record["trial"] for record in checkpoint[1]["records"])
+            trials = _trials_in(checkpoint)
             if set(trials) <= set(self._missing):
                 groups.append(Assignment(trials))
         return groups
@@ -223,3 +235,7 @@ class Ledger:
             all_trials=everything,
             groups=len(self._training),
         )
+
+
+def _trials_in(checkpoint: Checkpoint) -> tuple[int, ...]:
+    return tuple(record["trial"] for record in checkpoint[1]["records"])

@@ -66,9 +66,9 @@ def run_study(
         group_size: how many trials train at once; as many as memory holds if left out.
         only: run only these trials.
         checkpoint_seconds: how often the running group is saved.
-        report: called after every step.
+        report: called after every step; on a cluster, when a worker has answered.
         say: called with a line for the log now and then.
-        stop: asked after every step; if true, the group is saved and `Interrupted` raised.
+        stop: asked as often; if true, the group is saved and `Interrupted` raised.
         task: the study's task if it is at hand already.
         log_dir: a folder for TensorBoard, one run for each trial.
         engine: who computes: this process if left out, or `mistrnn.training.RayEngine`.

@@ -1,6 +1,7 @@
 """Finding a Ray cluster, or starting one that nobody else can reach."""
 
 import contextlib
+import fcntl
 import importlib.util
 import logging
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 from mistrnn.errors import UsageError
@@ -21,6 +23,7 @@ CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 15.0
 """How long an address may take to prove that a Ray cluster is there."""
 
+PREFIX, LOCK = "mist-ray-", "lock"
 LONGEST_PLACE = 30
 """Characters that the system's folder for temporary files may have, so that Ray's names below it fit."""
 
@@ -58,7 +61,6 @@ def connected(address: str | None, workers: int | None, cpus_per_worker: int) ->
     if ray.is_initialized():
         yield ray
         return
-    make_sure_of_cluster(address)
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     except Exception as error:  # Ray raises whatever its parts raise: other versions, no token, no node here
@@ -80,11 +82,14 @@ def _cluster_here(workers: int | None, cpus_per_worker: int) -> Iterator[ModuleT
         )
     _started_here = True
     folder = _new_folder()
+    lock = _locked(folder)
     before = {name: os.environ.get(name) for name in ON_THIS_MACHINE}
     os.environ.update(ON_THIS_MACHINE)
     try:
         import ray
 
+        if ray.is_initialized():
+            raise UsageError('Ray is connected in this process already; use that with address="auto".')
         try:
             ray.init(
                 address="local",
@@ -92,8 +97,12 @@ def _cluster_here(workers: int | None, cpus_per_worker: int) -> Iterator[ModuleT
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                _temp_dir=folder,
+                _temp_dir=f"{folder}/ray",  # Ray opens its own folder to everyone; the one around it stays closed
             )
+        except Exception as error:  # Ray raises whatever its parts raise
+            ray.shutdown()
+            raise UsageError(f"cannot start a Ray cluster on this machine: {error}") from error
+        try:
             yield ray
         finally:
             ray.shutdown()
@@ -104,26 +113,53 @@ def _cluster_here(workers: int | None, cpus_per_worker: int) -> Iterator[ModuleT
             else:
                 os.environ[name] = value
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
 
 
 def _new_folder() -> str:
-    """Make a folder for Ray's sockets and logs; sockets take no path beyond about 100 characters."""
+    """Make a folder for Ray's sockets and logs, and remove those whose processes were killed.
+
+    Sockets take no path beyond about 100 characters, so a long place for temporary files is not used.
+    """
     usual = tempfile.gettempdir()
-    return tempfile.mkdtemp(prefix="mist-ray-", dir=usual if len(usual) <= LONGEST_PLACE else "/tmp")
+    place = Path(usual if len(usual) <= LONGEST_PLACE else "/tmp")
+    for left in place.glob(f"{PREFIX}*/{LOCK}"):
+        with contextlib.suppress(OSError):  # somebody else's, or still in use
+            os.close(_locked(str(left.parent)))
+            shutil.rmtree(left.parent, ignore_errors=True)
+    return tempfile.mkdtemp(prefix=PREFIX, dir=place)
+
+
+def _locked(folder: str) -> int:
+    """Hold a folder for as long as this process lives; OSError if another one does."""
+    descriptor = os.open(f"{folder}/{LOCK}", os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def make_sure_of_cluster(address: str) -> None:
     """Ask whether a Ray cluster is at the address: connecting to one that is not there takes Ray minutes to give up."""
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        return  # the caller's own connection
     place = address.removeprefix("ray://")
-    which = ["--component", "ray_client_server"] if address != place else []
-    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", *which]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check"]
     try:
         if address != "auto":
             command += ["--address", place]
             host, _, port = place.rpartition(":")
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-        answers = subprocess.run(command, capture_output=True, timeout=ANSWER_SECONDS, check=False).returncode == 0
-        reason = "what is there is no Ray cluster, or wants another token"
+        if place != address:
+            return  # the client's port knows no health check; connecting to it gives up after half a minute
+        asked = subprocess.run(command, capture_output=True, timeout=ANSWER_SECONDS, check=False)
+        answers, reason = asked.returncode == 0, "what is there is no Ray cluster"
+        if b"uthenticat" in asked.stderr + asked.stdout:
+            reason = (
+                "it asks for a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN unless ~/.ray/auth_token holds it"
+            )
     except subprocess.TimeoutExpired:
         answers, reason = False, f"silence for {ANSWER_SECONDS:.0f} s"
     except (OSError, ValueError) as error:

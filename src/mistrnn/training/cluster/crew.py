@@ -34,11 +34,18 @@ class Crew:
     """Keeps a number of workers busy until the ledger is done."""
 
     def __init__(
-        self, ray: ModuleType, ledger: Ledger, worker_class: Any, post: Post, parts: Any, group_size: int
+        self,
+        ray: ModuleType,
+        ledger: Ledger,
+        worker_class: Any,
+        post: Post,
+        parts: Any,
+        group_size: int,
+        begun_group_size: int | None = None,
     ) -> None:
         self._ray, self._ledger = ray, ledger
         self._worker_class, self._post, self._parts = worker_class, post, parts
-        self._group_size = group_size
+        self._group_size, self._begun_group_size = group_size, begun_group_size
         self._busy: dict[Any, Member] = {}
         """By the answer that is waited for."""
         self._idle: list[Member] = []
@@ -70,9 +77,9 @@ class Crew:
 
     def _give_group(self, member: Member) -> None:
         assert member.desk is not None
-        taken = self._ledger.take(min(self._group_size, member.desk.fits))
-        assert taken is not None
-        member.group, checkpoint = taken
+        fits = member.desk.fits
+        begun_limit = fits if self._begun_group_size is None else min(fits, self._begun_group_size)
+        member.group, checkpoint = self._ledger.take(min(self._group_size, fits), begun_limit)
         self._ask(member, "begin", member.group.trials, checkpoint)
 
     def _listen(self) -> None:
@@ -86,10 +93,10 @@ class Crew:
             member = self._busy.pop(answer)
             try:
                 self._heard_from(member, self._ray.get(answer))
-            except self._ray.exceptions.RayActorError as error:
-                self._lost(member, error)
-            except self._ray.exceptions.RayError as error:  # what nobody foresaw: no other worker would do better
+            except self._ray.exceptions.RayTaskError as error:  # our own code failed: no other worker would do better
                 raise UsageError(f"a worker failed at {member.doing!r}: {_last_line(error)}") from error
+            except self._ray.exceptions.RayError as error:  # the worker, its node or what it sent is gone
+                self._lost(member, error)
 
     def _heard_from(self, member: Member, answer: Any) -> None:
         if isinstance(answer, Failure):
@@ -117,7 +124,10 @@ class Crew:
     def _failed(self, member: Member, failure: Failure) -> None:
         if failure.kind == "setup":
             self._ray.kill(member.actor)
-            raise UsageError(failure.text)
+            if not any(other.desk for other in (*self._busy.values(), *self._idle)):
+                raise UsageError(failure.text)
+            self._ledger.watch.say(f"going on without a worker: {failure.text}")
+            return
         assert member.group is not None
         assert member.desk is not None
         group, count = member.group, len(member.group.trials)
@@ -126,12 +136,19 @@ class Crew:
         elif count == 1:
             raise UsageError(f"one trial does not fit into the memory of {member.desk.host}: {failure.text}")
         else:
-            self._group_size = count // 2
-            self._ledger.watch.say(
-                f"{count} trials did not fit into the memory of {member.desk.host}: going on with groups of {count // 2}"
-            )
-            self._ledger.split(group)
+            self._too_large(member)
         self._rest(member)
+
+    def _too_large(self, member: Member) -> None:
+        """Let the trials of a group that did not fit into memory wait for smaller ones."""
+        assert member.group is not None
+        assert member.desk is not None
+        count = len(member.group.trials)
+        self._group_size = self._begun_group_size = min(self._group_size, count // 2)
+        self._ledger.watch.say(
+            f"{count} trials did not fit into the memory of {member.desk.host}: going on with groups of {self._group_size}"
+        )
+        self._ledger.split(member.group)
 
     def _lost(self, member: Member, error: Exception) -> None:
         """Replace a worker that died; its group goes to whoever is free first."""
@@ -141,6 +158,8 @@ class Crew:
                 raise UsageError(
                     f"workers cannot start: {_last_line(error)}. Every node needs the same mistrnn, torch and Python."
                 ) from error
+        elif isinstance(error, self._ray.exceptions.OutOfMemoryError) and len(member.group.trials) > 1:
+            self._too_large(member)
         elif member.group.losses + 1 >= LOSSES_ALLOWED:
             self._ledger.crashed(member.group, f"{LOSSES_ALLOWED} workers died over it", member.desk.device)
         else:
@@ -162,7 +181,7 @@ class Crew:
                 elif isinstance(found, Standing):
                     self._ledger.advanced(member.group, found)
                     self._ledger.save(member.group, self._ray.get(member.actor.checkpoint.remote()))
-            except self._ray.exceptions.RayActorError:
+            except self._ray.exceptions.RayError:
                 continue  # its last checkpoint stands
 
     def _what_all_do(self) -> str:

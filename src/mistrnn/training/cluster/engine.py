@@ -7,7 +7,7 @@ from typing import Any
 
 from mistrnn.errors import UsageError
 from mistrnn.tasks import Task
-from mistrnn.training.cluster.connection import connected, make_sure_of_ray
+from mistrnn.training.cluster.connection import connected, make_sure_of_cluster, make_sure_of_ray
 from mistrnn.training.cluster.crew import Crew
 from mistrnn.training.cluster.shipping import Packed, packed
 from mistrnn.training.cluster.worker import Post, Worker
@@ -44,6 +44,8 @@ class RayEngine:
                 f"expected device auto, cpu or cuda on a cluster, because Ray chooses among its GPUs, got {device!r}."
             )
         make_sure_of_ray()
+        if self.address is not None:
+            make_sure_of_cluster(self.address)
 
     def run(self, ledger: Ledger, task: Task, *, device: str, data: Path | None, group_size: int | None) -> None:
         """Train all that waits in the ledger on the cluster's workers."""
@@ -67,7 +69,7 @@ class RayEngine:
             )
             there_already = self.node_data or not type(task).needs_data
             parts = None if there_already else ray.put(self._sendable(ray, task))
-            Crew(ray, ledger, self._worker_class(ray, kind), post, parts, size).work(workers)
+            Crew(ray, ledger, self._worker_class(ray, kind), post, parts, size, group_size).work(workers)
 
     def _rooms(self, ray: ModuleType, device: str) -> tuple[str, list[int]]:
         """Return on what the workers compute, and how many of them each node has room for."""
