@@ -186,10 +186,13 @@ class LocalFolder(Folder):
         lock = open(self.place / LOCK, "a+")  # noqa: SIM115 (closed in unlock)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             with lock:
                 lock.seek(0)
                 raise self._in_use(lock.read().strip()) from None
+        except OSError:  # a file system without locks, for example
+            lock.close()
+            raise
         self._lock = lock
         lock.truncate(0)
         lock.write(f"process {os.getpid()}")

@@ -17,7 +17,7 @@ from mistrnn import MIST
 from mistrnn.tasks._recordings import Frames, Item, prepare
 from mistrnn.training import Interrupted, Study, run_study, study_task
 from mistrnn.training.group import Group
-from mistrnn.training.processes import joined, process_rank
+from mistrnn.training.processes import joined, leave, process_rank
 
 RECORDINGS = {"train": 40, "val": 230, "test": 120}
 """More than two batches to validate on, the last of them not full."""
@@ -97,13 +97,15 @@ def main(what: str, folder: Path) -> None:
             return what == "stop" and asked == 2 and process_rank() == 1  # only one of them was asked
 
         try:
-            rows = run_study(
-                FEW if what == "few" else STUDY, folder / "study", data=folder / "data", device="cpu", stop=stop
-            )
-            print(f"process {process_rank()}: {len(rows)} trials")
+            if what == "twice":
+                run_study(FEW, folder / "first", data=folder / "data", device="cpu")
+            study = FEW if what == "few" else STUDY
+            rows = run_study(study, folder / "study", data=folder / "data", device="cpu", stop=stop)
+            sys.stdout.write(f"process {process_rank()}: {len(rows)} trials\n")  # in one piece, unlike print
         except Interrupted:
-            print(f"process {process_rank()}: interrupted")
+            sys.stdout.write(f"process {process_rank()}: interrupted\n")
 
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]))
+    leave(0)

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from mistrnn import __version__
 from mistrnn.errors import UsageError
+from mistrnn.training.processes import leave
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -31,7 +32,11 @@ def run() -> None:
         app()
     except UsageError as error:
         print(f"mist: {error}", file=sys.stderr)
+        leave(2)
         sys.exit(2)
+    except SystemExit as leaving:
+        leave(leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else 1)
+        raise
 
 
 def version(value: bool) -> None:
