@@ -92,6 +92,13 @@ def test_every_option_compiles(name: str, capability: int) -> None:
             assert code[:4] == b"\x7fELF"
 
 
+def test_compiling_writes_into_no_bytes_of_others() -> None:
+    """A compiler that has nothing to say writes one zero; once it went into the one b" " that all of Python shares."""
+    _, words = _nvrtc.compile_now(fitting(problem("mist", False, 40, parts=1), 80))
+    assert words == ""
+    assert [bytes([value])[0] for value in range(256)] == list(range(256))
+
+
 @every_architecture
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_the_kernel_of_weight_gradients_spills_no_registers(parts: int, capability: int) -> None:

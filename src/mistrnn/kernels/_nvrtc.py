@@ -124,17 +124,22 @@ def compile_now(variant: Variant | OuterVariant, *options: str) -> tuple[bytes, 
         given = [option.encode() for option in (*OPTIONS, f"--gpu-architecture=sm_{variant.capability}", *options)]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(given), given)
         _, size = nvrtc.nvrtcGetProgramLogSize(program)
-        log = b" " * size
+        log = _room_for(size)
         nvrtc.nvrtcGetProgramLog(program, log)
         words = log.decode(errors="replace").strip("\0 \n")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise CompileError(f"mistrnn: expected {variant} to compile, got {status.name}:\n{words}")
         _, size = nvrtc.nvrtcGetCUBINSize(program)
-        code = b" " * size
+        code = _room_for(size)
         _expect(nvrtc, *nvrtc.nvrtcGetCUBIN(program, code))
-        return code, words
+        return code[:size], words
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+
+
+def _room_for(size: int) -> bytes:
+    """Return bytes for NVRTC to write into: never a single one, because Python has each of those once for all to share."""
+    return bytes(max(2, size))
 
 
 def _expect(nvrtc: Any, status: Any) -> None:
