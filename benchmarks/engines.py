@@ -28,10 +28,8 @@ STUDY = Study(
     validate_every=50,
     task_settings={"delay": 50},
 )
-MANY, SHORT = (
-    12,
-    Study(**{**STUDY.as_dict(), "trials": 12, "hidden": 8, "steps": 4, "validate_every": 4, "batch_size": 10}),
-)
+MANY = 12
+SHORT = Study(**{**STUDY.as_dict(), "trials": MANY, "hidden": 8, "steps": 4, "validate_every": 4, "batch_size": 10})
 """Groups of one trial that train next to nothing: what is left is what a group costs."""
 
 # One group of 50 trials of MIST 139 on permuted MNIST, the whole protocol, on one H200 (results/table1).
