@@ -178,5 +178,29 @@ DEVICE void multiply_add(float (&sum)[4], uint4 a, uint2 b) {
   sync_warp();
 }
 DEVICE void prefetch(const void*) {}
+// A copy comes as late as it may: when its group is waited for.
+namespace emulator {
+struct Copy { void* to; const void* from; };
+inline std::vector<std::vector<std::vector<Copy>>> copies;  // of every thread, by group; the last is not ended yet
+}  // namespace emulator
+DEVICE std::vector<std::vector<emulator::Copy>>& own_copies() {
+  auto& all = emulator::copies;
+  if (all.size() != emulator::threads.size()) all.assign(emulator::threads.size(), {});
+  auto& own = all[emulator::now - emulator::threads.data()];
+  if (own.empty()) own.emplace_back();
+  return own;
+}
+DEVICE void copy_ahead(void* shared, const void* global) {
+  if ((uintptr_t)shared % 16 || (uintptr_t)global % 16) abort();
+  own_copies().back().push_back({shared, global});
+}
+DEVICE void end_group() { own_copies().emplace_back(); }
+template <int LEFT> DEVICE void wait_for_groups() {
+  auto& own = own_copies();
+  while ((int)own.size() - 1 > LEFT) {
+    for (const auto& copy : own.front()) memcpy(copy.to, copy.from, 16);
+    own.erase(own.begin());
+  }
+}
 template <class V> DEVICE void store_once(V* pointer, V value) { *pointer = value; }
 DEVICE uint4 load_weights(const uint4* pointer) { return *pointer; }

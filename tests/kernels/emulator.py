@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from mistrnn.kernels import _variant, choices, cuda, ops
+from mistrnn.kernels import _variant, choices, cuda, ops, wide
 from mistrnn.kernels._variant import Launch, OuterVariant, Variant
+from mistrnn.kernels._wide import WideVariant
 
 MAIN = """
 static Arguments given;
@@ -69,6 +70,46 @@ class EmulatedKernels:
 
     def _run(self, arguments: Any, is_run: int, grid: Any, threads: int, cluster: int, shared: int) -> None:
         self._emulate(ctypes.byref(arguments), is_run, *grid, threads, cluster, ctypes.c_long(shared))
+
+
+WIDE_MAIN = MAIN.replace("static Arguments given", "static Call given").replace(
+    "const Arguments* args", "const Call* args"
+)
+
+
+class EmulatedWideKernels:
+    """As `_nvrtc.WideKernels`."""
+
+    def __init__(self, variant: WideVariant) -> None:
+        self.variant = variant
+        phases = range(variant.problem.phases)
+        names = ["pack", *(f"{kind}_{n}" for n in phases for kind in ("multiply", "phase"))]
+        names += [] if variant.problem.backward else ["begin"]
+        listed = ", ".join(f"+[]() {{ {name}(given); }}" for name in names)
+        main = (
+            WIDE_MAIN.replace("is_run ? +[]() { run(given); } : +[]() { pack(given); }", "all[is_run]")
+            .replace("  given = *args;", f"  static void (*all[])() = {{{listed}}};\n  given = *args;")
+            .replace("sizeof(Arguments)", "sizeof(Call)")
+        )
+        self._names = names
+        self._emulate = _compiled(f"#define ARGUMENTS_SIZE {ctypes.sizeof(wide.Call)}\n{variant.source}{main}").emulate
+
+    def pack(self, call: ctypes.Structure, trials: int, stream: int) -> None:
+        self._run("pack", call, (-(-self.variant.packed_tiles // 8), trials, 1), 256, 0)
+
+    def begin(self, call: ctypes.Structure, trials: int, batch: int, stream: int) -> None:
+        self._run("begin", call, (self.variant.blocks(batch), trials, 1), self.variant.step_threads, 0)
+
+    def multiply(self, product: int, call: ctypes.Structure, trials: int, batch: int, stream: int) -> None:
+        grid = self.variant.product_grid(product, trials, batch)
+        self._run(f"multiply_{product}", call, grid, self.variant.threads, self.variant.shared_memory)
+
+    def phase(self, phase: int, call: ctypes.Structure, trials: int, batch: int, stream: int) -> None:
+        grid = (self.variant.blocks(batch), trials, 1)
+        self._run(f"phase_{phase}", call, grid, self.variant.step_threads, self.variant.step_memory)
+
+    def _run(self, name: str, call: Any, grid: Any, threads: int, shared: int) -> None:
+        self._emulate(ctypes.byref(call), self._names.index(name), *grid, threads, 1, ctypes.c_long(shared))
 
 
 @cache
@@ -130,6 +171,7 @@ def emulate(
         patch.setattr(cuda, "choose", lambda problem, *_: Variant(problem, launch, capability))
     patch.setattr(cuda, "load", cache(lambda variant, device: EmulatedKernels(variant)))
     patch.setattr(cuda, "load_outer", cache(lambda variant, device: EmulatedOuterKernel(variant)))
+    patch.setattr(wide, "load", cache(lambda variant, device: EmulatedWideKernels(variant)))
     patch.setattr(cuda, "current_stream", lambda device: 0)
     patch.setattr(choices, "capability_of", lambda device: capability)
     patch.setattr(choices, "multiprocessors", lambda device: 3)

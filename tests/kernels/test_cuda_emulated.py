@@ -46,7 +46,7 @@ def errors(
     layer: RecurrentLayer, parts: int, steps: int, batch: int, launch: Launch | None = None, **call: Any
 ) -> dict[str, float]:
     """What is further from the plain form in float64 than the parts allow."""
-    call["probed"] = parts != 2  # kernels of both kinds
+    call.setdefault("probed", parts != 2)  # kernels of both kinds
     exact = measure(layer, "plain", torch.float64, steps, batch, **call)
     with pytest.MonkeyPatch.context() as patch:
         emulate(patch, parts or None, launch)

@@ -15,7 +15,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mistrnn.kernels._variant import ROOT, OuterVariant, Variant, headers
+from mistrnn.kernels._variant import ROOT, OuterVariant, Program, Variant, headers
+from mistrnn.kernels._wide import WideVariant
 
 OPTIONS = ("--std=c++17", "--restrict", "--extra-device-vectorization", "--diag-suppress=177", "--diag-suppress=550")
 
@@ -53,12 +54,12 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mistrnn/kernels"
 
 
-AnyVariant = TypeVar("AnyVariant", Variant, OuterVariant)
+AnyProgram = TypeVar("AnyProgram", bound=Program)
 
 SPILLS = re.compile(r"(\d+) bytes spill")
 
 
-def settled(variant: AnyVariant) -> tuple[AnyVariant, bytes]:
+def settled(variant: AnyProgram) -> tuple[AnyProgram, bytes]:
     """Return the variant with as many weights in registers as the compiler finds room for, and its machine code.
 
     It comes from the disk if it is there.
@@ -85,7 +86,7 @@ def settled(variant: AnyVariant) -> tuple[AnyVariant, bytes]:
     return _with_spare(variant, spare), code
 
 
-def _settle(variant: AnyVariant) -> tuple[int, bytes]:
+def _settle(variant: AnyProgram) -> tuple[int, bytes]:
     """Leave the compiler more registers until it keeps none of them in memory, or there is nothing to leave it."""
     spare = 0
     while True:
@@ -97,13 +98,13 @@ def _settle(variant: AnyVariant) -> tuple[int, bytes]:
         spare += 8 * max(1, min(4, spilled // 64))
 
 
-def _with_spare(variant: AnyVariant, spare: int) -> AnyVariant:
-    if not spare or isinstance(variant, OuterVariant):
+def _with_spare(variant: AnyProgram, spare: int) -> AnyProgram:
+    if not spare or not isinstance(variant, Variant):
         return variant
     return replace(variant, launch=replace(variant.launch, spare=variant.launch.spare + spare))
 
 
-def key(variant: Variant | OuterVariant) -> str:
+def key(variant: Program) -> str:
     """Return the name under which a variant is kept: its whole source, the architecture and the compiler's version."""
     _, nvrtc = bindings()
     _, major, minor = nvrtc.nvrtcVersion()
@@ -113,7 +114,7 @@ def key(variant: Variant | OuterVariant) -> str:
     return hashlib.sha256("\0".join(text).encode()).hexdigest()[:32]
 
 
-def compile_now(variant: Variant | OuterVariant, *options: str) -> tuple[bytes, str]:
+def compile_now(variant: Program, *options: str) -> tuple[bytes, str]:
     """Compile a variant; return its machine code and what the compiler said."""
     _, nvrtc = bindings()
     files = list(headers(variant))
@@ -232,6 +233,37 @@ class OuterKernel:
     def run(self, arguments: ctypes.Structure, grid: tuple[int, int, int], stream: int) -> None:
         """Add up all products."""
         self._outer.launch(grid, self.variant.threads, arguments, stream)
+
+
+class WideKernels:
+    """A wide variant's kernels on one GPU."""
+
+    def __init__(self, variant: WideVariant) -> None:
+        self.variant, code = settled(variant)
+        module, phases = Module(code), range(variant.problem.phases)
+        self._pack = module.function("pack")
+        self._multiply = [module.function(f"multiply_{n}", variant.shared_memory) for n in phases]
+        self._phases = [module.function(f"phase_{n}", variant.step_memory) for n in phases]
+        self._begin = None if variant.problem.backward else module.function("begin")
+
+    def pack(self, call: ctypes.Structure, trials: int, stream: int) -> None:
+        """Lay out the weights."""
+        self._pack.launch((-(-self.variant.packed_tiles // 8), trials, 1), 256, call, stream)
+
+    def begin(self, call: ctypes.Structure, trials: int, batch: int, stream: int) -> None:
+        """Let the first product read the state before the first step."""
+        assert self._begin is not None
+        self._begin.launch((self.variant.blocks(batch), trials, 1), self.variant.step_threads, call, stream)
+
+    def multiply(self, product: int, call: ctypes.Structure, trials: int, batch: int, stream: int) -> None:
+        """Multiply for all trials."""
+        grid = self.variant.product_grid(product, trials, batch)
+        self._multiply[product].launch(grid, self.variant.threads, call, stream)
+
+    def phase(self, phase: int, call: ctypes.Structure, trials: int, batch: int, stream: int) -> None:
+        """Do what comes before or after a product."""
+        grid = (self.variant.blocks(batch), trials, 1)
+        self._phases[phase].launch(grid, self.variant.step_threads, call, stream)
 
 
 class DriverError(RuntimeError):

@@ -3,14 +3,15 @@
 E trials, B batch, I input, H hidden, D delays. A tile is 16 x 16 numbers of a weight matrix.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 from pathlib import Path
+from typing import Protocol
 
 ROOT = Path(__file__).parents[1]
-HEADERS = ("device", "block", "product", "gates", "recurrence")
+HEADERS = ("device", "arguments", "block", "product", "gates", "recurrence")
 
 MAX_HIDDEN, MAX_DELAYS, MAX_DELAY = 1024, 16, 4096
 """The largest layer that the kernels are made and tested for."""
@@ -52,6 +53,22 @@ def block_memory(capability: int) -> int:
     """Return the shared memory of a block; a GPU that is not in the table has at least what its predecessor had."""
     known = [size for version, size in BLOCK_MEMORY.items() if version <= capability]
     return known[-1] if capability in BLOCK_MEMORY else min(known)
+
+
+class Program(Protocol):
+    """What can be compiled."""
+
+    @property
+    def capability(self) -> int:
+        """The GPU's compute capability, times ten."""
+
+    @property
+    def source(self) -> str:
+        """The text."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What the source includes."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +156,45 @@ class Problem:
         """Sums over all steps that the backward pass takes of each of them."""
         return 1 + self.sums_x + self.norm
 
+    @property
+    def constants(self) -> dict[str, object]:
+        """What a program knows of its problem."""
+        return {
+            "REAL": "double" if self.double else "float",
+            "HIDDEN": self.hidden,
+            "COUNT": len(self.delays),
+            "DELAYS": ", ".join(map(str, self.delays or (0,))),
+            "MEMORY": self.memory,
+            "PARTS": self.parts,
+            "PHASES": self.phases,
+            "BACKWARD": self.backward,
+            "INLINE_INPUTS": self.inline,
+            "HAS_LENGTHS": self.lengths,
+            "HAS_RESET": self.reset,
+            "HAS_NORM": self.norm,
+            "HAS_DROPOUT": self.dropout,
+            "HAS_BIAS": self.bias,
+            "HAS_BIAS_HN": self.bias_hn,
+            "SAVE": self.save,
+            "REVERSE": self.reverse,
+            "PROBE": self.probe,
+            "ZONEOUT": self.zoneout,
+            "PARAMETER_ROWS": self.gates * self.hidden + self.extra_rows,
+            "RECORD": self.record,
+            "EXTRA_RECORD": self.extra_record,
+            "STATES_BEFORE": self.states_before,
+            "GRADIENT_COLUMNS": self.columns,
+            "GRADIENT_STRIDE": self.column_stride,
+            "MIXED_STRIDE": self.mixed_stride,
+        }
+
+
+def defines(constants: Mapping[str, object]) -> str:
+    """Return the lines at the top of a program."""
+    return "".join(
+        f"#define {key} {int(value) if isinstance(value, bool) else value}\n" for key, value in constants.items()
+    )
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -173,6 +229,11 @@ class Variant:
     problem: Problem
     launch: Launch
     capability: int
+
+    @property
+    def cluster(self) -> int:
+        """Blocks that share the units."""
+        return self.launch.cluster
 
     @property
     def warps(self) -> int:
@@ -339,6 +400,14 @@ class Variant:
         slots = steps + problem.memory
         return records + slots * problem.extra_record * 32 * (launch.rows // 4) * ceil(max(1, len(problem.delays)) / 8)
 
+    def saved_numbers(self, steps: int, batch: int) -> int:
+        """Return the numbers that all records of one trial take."""
+        return self.blocks(batch) * self.saved_size(steps)
+
+    def ring_numbers(self, steps: int, batch: int) -> int:
+        """Return the numbers that all sums or gradients under way of one trial take."""
+        return self.blocks(batch) * self.ring_size(steps)
+
     def ring_size(self, steps: int) -> int:
         """Return the numbers that sums or gradients under way of one block (or cluster) take."""
         problem = self.problem
@@ -349,60 +418,28 @@ class Variant:
     def source(self) -> str:
         """The program: the constants, then the cell's own file, then the kernel."""
         problem, launch, shapes = self.problem, self.launch, self.shapes
-        constants: dict[str, object] = {
-            "REAL": "double" if problem.double else "float",
-            "HIDDEN": problem.hidden,
-            "COUNT": len(problem.delays),
-            "DELAYS": ", ".join(map(str, problem.delays or (0,))),
-            "MEMORY": problem.memory,
+        constants = problem.constants | {
             "CLUSTER": launch.cluster,
             "ROWS": launch.rows,
             "STACK": launch.stack,
             "RANGES": launch.ranges,
             "WARPS": self.warps,
-            "PARTS": problem.parts,
-            "PHASES": problem.phases,
-            "BACKWARD": problem.backward,
-            "INLINE_INPUTS": problem.inline,
-            "HAS_LENGTHS": problem.lengths,
-            "HAS_RESET": problem.reset,
-            "HAS_NORM": problem.norm,
-            "HAS_DROPOUT": problem.dropout,
-            "HAS_BIAS": problem.bias,
-            "HAS_BIAS_HN": problem.bias_hn,
-            "SAVE": problem.save,
-            "REVERSE": problem.reverse,
-            "PROBE": problem.probe,
-            "ZONEOUT": problem.zoneout,
             "BUFFERS": self.buffers,
             "U_STRIDE": self.u_stride,
             "SUM_WIDTH": self.sum_width,
             "EXTRA_WIDTH": self.extra_width,
             "TILES_AT": self._memory_beside,
-            "PARAMETER_ROWS": problem.gates * problem.hidden + problem.extra_rows,
-            "RECORD": problem.record,
-            "EXTRA_RECORD": problem.extra_record,
-            "STATES_BEFORE": problem.states_before,
-            "GRADIENT_COLUMNS": problem.columns,
-            "GRADIENT_STRIDE": problem.column_stride,
-            "MIXED_STRIDE": problem.mixed_stride,
         }
         for k in range(2):
             n = k % len(shapes)
             shape = shapes[n]
             constants[f"SHAPE_{k}"] = f"{shape.tall}, {shape.wide}, {shape.in_registers}, {shape.in_shared}"
             constants[f"PRODUCT_COLUMNS_{k}"] = self.products[n][1]
-        lines = [
-            f"#define {key} {int(value) if isinstance(value, bool) else value}" for key, value in constants.items()
-        ]
         cell = problem.cell
-        return "\n".join(
-            [
-                *lines,
-                f'#include "layers/{cell}/cuda.cuh"',
-                f"KERNEL({self.threads}) run(const GRID_CONSTANT Arguments args) {{ run_cell<{cell.title()}>(args); }}",
-                "",
-            ]
+        return (
+            defines(constants)
+            + f'#include "layers/{cell}/cuda.cuh"\n'
+            + f"KERNEL({self.threads}) run(const GRID_CONSTANT Arguments args) {{ run_cell<{cell.title()}>(args); }}\n"
         )
 
     @property
@@ -434,10 +471,7 @@ class OuterVariant:
     def source(self) -> str:
         """The program."""
         constants = {"PARTS": self.parts, "WARPS": self.warps, "TILES": self.tiles}
-        return (
-            "".join(f"#define {key} {value}\n" for key, value in constants.items())
-            + '#include "kernels/cuh/outer.cuh"\n'
-        )
+        return defines(constants) + '#include "kernels/cuh/outer.cuh"\n'
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -445,7 +479,7 @@ class OuterVariant:
         return ("kernels/cuh/device.cuh", "kernels/cuh/outer.cuh")
 
 
-def headers(variant: Variant | OuterVariant) -> Iterator[tuple[str, str]]:
+def headers(program: Program) -> Iterator[tuple[str, str]]:
     """Give the name and the text of every file that the source includes."""
-    for name in variant.files:
+    for name in program.files:
         yield name, (ROOT / name).read_text(encoding="utf-8")

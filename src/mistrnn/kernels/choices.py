@@ -6,17 +6,30 @@ from functools import cache
 import torch
 
 from mistrnn.kernels._variant import OLDEST_WITH_CLUSTERS, Launch, OuterVariant, Problem, Variant, block_memory
+from mistrnn.kernels._wide import WideVariant, serves, wide_variant
 
 CLUSTERS = (1, 2, 4, 8)
 LARGE_CLUSTER, FEW_WARPS, MOST_WARPS = 8, 4, 16
 """Measured on an H200, 2026-11-15: benchmarks/results/gpu.md. Larger clusters and blocks of 16 sequences were slower."""
 
 
-def choose(problem: Problem, trials: int, batch: int, device: torch.device, cluster: int | None = None) -> Variant:
+MANY = 2**27
+"""Multiply-adds of one matrix in a step of all trials, from which on they advance together."""
+
+
+def choose(
+    problem: Problem, trials: int, batch: int, device: torch.device, cluster: int | None = None
+) -> Variant | WideVariant:
     """Return the variant for a problem on a device; it is told the cluster if there are records of a run forwards."""
+    capability = capability_of(device)
+    many = trials * batch * problem.hidden**2 >= MANY and capability >= OLDEST_WITH_CLUSTERS
+    if cluster == 0 or (cluster is None and many and serves(problem)):
+        wide = wide_variant(problem, trials, batch, capability, multiprocessors(device))
+        if cluster == 0 or wide.fits:
+            return wide
     if cluster is None:
         cluster = spread(problem, trials * -(-batch // Launch.rows), device)
-    return fitting(problem, capability_of(device), cluster)
+    return fitting(problem, capability, cluster)
 
 
 def spread(problem: Problem, groups: int, device: torch.device) -> int:

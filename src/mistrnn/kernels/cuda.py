@@ -9,13 +9,14 @@ E trials, T time, B batch, I input, H hidden, G rows of the parameters, M memory
 import ctypes
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from mistrnn.kernels import _nvrtc
+from mistrnn.kernels import _nvrtc, wide
+from mistrnn.kernels._arguments import Arguments, numbers, pointers
 from mistrnn.kernels._nvrtc import Kernels, OuterKernel
 from mistrnn.kernels._variant import (
     MAX_DELAY,
@@ -28,6 +29,7 @@ from mistrnn.kernels._variant import (
     Variant,
     block_memory,
 )
+from mistrnn.kernels._wide import WideVariant
 from mistrnn.kernels.choices import capability_of, choose, fitting, outer_variant, ranges_of
 from mistrnn.kernels.contract import (
     CELLS,
@@ -102,44 +104,6 @@ def parts_of(x: Tensor) -> int:  # [T, B, I]
     return PARTS["highest" if x.size(1) == 1 else torch.get_float32_matmul_precision()]
 
 
-def _pointers(*names: str) -> list[tuple[str, Any]]:
-    return [(name, ctypes.c_void_p) for name in names]
-
-
-def _numbers(*names: str) -> list[tuple[str, Any]]:
-    return [(name, ctypes.c_int64) for name in names]
-
-
-class Arguments(ctypes.Structure):
-    """What a kernel is handed; `Arguments` in kernels/cuh/block.cuh has the same fields in the same order."""
-
-    _fields_ = (
-        *_numbers("E", "T", "B"),
-        *_pointers("x"),
-        *_numbers("x_trial", "x_time", "x_sequence"),
-        *_pointers("projected", "weight_ih", "weight_hh", "bias", "bias_hn", "gain"),
-        *_numbers("weight_ih_trial", "weight_hh_trial", "bias_trial", "bias_hn_trial", "gain_trial"),
-        *_pointers("packed", "initial_h", "initial_c"),
-        *_numbers("initial_h_trial", "initial_c_trial"),
-        *_pointers("clock", "lengths"),
-        *_numbers("clock_trial", "lengths_trial"),
-        *_pointers("origin"),
-        *_numbers("origin_trial"),
-        *_pointers("keep_h", "keep_c"),
-        *_numbers("keep_h_trial", "keep_c_trial"),
-        *_pointers("dropout"),
-        *_numbers("dropout_trial"),
-        ("zoneout", ctypes.c_double),
-        *_pointers("output", "final_h", "final_c", "saved"),
-        *_numbers("saved_trial", "saved_block"),
-        *_pointers("d_output"),
-        *_numbers("d_output_trial", "d_output_time", "d_output_sequence"),
-        *_pointers("d_final_h", "d_final_c"),
-        *_numbers("d_final_h_trial", "d_final_c_trial"),
-        *_pointers("dz", "mixed", "ring", "sums", "d_initial_h", "d_initial_c", "d_probe_h", "d_probe_c"),
-    )
-
-
 class _Run:
     """One call: its tensors in the type that the kernel computes in, its sizes, and the arguments under way."""
 
@@ -208,6 +172,8 @@ class _Run:
             return
         shared = tensor.stride(0) == 0 and tensor.size(0) > 1  # one tensor for all trials
         tensor = tensor[0].contiguous() if shared else tensor.contiguous()
+        if tensor.data_ptr() % 16:  # what the kernels read at once
+            tensor = tensor.clone()
         if hasattr(Arguments, f"{name}_trial"):
             setattr(self.arguments, f"{name}_trial", 0 if shared else tensor.stride(0))
         self._enter(name, tensor)
@@ -235,23 +201,30 @@ class _Run:
         free = torch.cuda.mem_get_info(device)[0] + reserve
         variant = self.variant(backward=True)
         problem, rows = variant.problem, self.T * self.B
-        numbers = rows * (2 * self.H + problem.column_stride + problem.mixed_stride * (self.cell == "mist"))
-        numbers += variant.blocks(self.B) * (variant.saved_size(self.T) + variant.ring_size(self.T))
-        return int(free // (numbers * self.real.itemsize))
+        needed = rows * (2 * self.H + problem.column_stride + problem.mixed_stride * (self.cell == "mist"))
+        needed += variant.saved_numbers(self.T, self.B) + variant.ring_numbers(self.T, self.B)
+        return int(free // (needed * self.real.itemsize))
 
-    def variant(self, backward: bool, saved: Tensor | None = None) -> Variant:
+    def variant(self, backward: bool, saved: Tensor | None = None) -> Variant | WideVariant:
         """Return the variant for this run; backwards it is the one that left the records."""
         cluster = None if saved is None else _cluster_of(saved)
-        return choose(self.problem(backward), self.E, self.B, self.x.device, cluster)
+        problem = self.problem(backward)
+        if self.inputs["probe_h"] is not None:  # which the run backwards will write
+            cluster = cluster or choose(replace(problem, probe=True), self.E, self.B, self.x.device).cluster
+        return choose(problem, self.E, self.B, self.x.device, cluster)
 
-    def launch(self, variant: Variant) -> None:
+    def launch(self, variant: Variant | WideVariant) -> None:
         """Lay out the weights and run all steps."""
+        if size := variant.ring_numbers(self.T, self.B):
+            self.new("ring", self.E, size)
         device = self.x.device
+        if isinstance(variant, WideVariant):
+            with _current(device):
+                wide.run(variant, self.arguments, self.M, device, current_stream(device))
+            return
         kernels, stream = load(variant, device), current_stream(device)
         variant = kernels.variant  # as it was settled when it was compiled
         self.arguments.saved_block = variant.saved_size(self.T)
-        if size := variant.ring_size(self.T):
-            self.new("ring", self.E, variant.blocks(self.B), size)
         if variant.tiles:
             size = self.E * variant.launch.cluster * variant.tiles * variant.problem.parts * 512
             self._enter("packed", torch.empty(size, dtype=torch.uint8, device=device))
@@ -300,12 +273,12 @@ def saved_shape(cell: str, inputs: Inputs, settings: Settings) -> tuple[int, ...
     return _saved_shape(run, run.variant(backward=False))
 
 
-def _saved_shape(run: _Run, variant: Variant) -> tuple[int, int]:
+def _saved_shape(run: _Run, variant: Variant | WideVariant) -> tuple[int, int]:
     """Return the shape of all records: those of a trial are a multiple of 64 numbers, and what comes on top tells the cluster.
 
     The run backwards may have more trials, and would choose another one.
     """
-    return run.E, variant.blocks(run.B) * variant.saved_size(run.T) + 4 * variant.launch.cluster
+    return run.E, variant.saved_numbers(run.T, run.B) + 4 * variant.cluster
 
 
 def _cluster_of(saved: Tensor) -> int:
@@ -329,6 +302,9 @@ def forward(cell: str, inputs: Inputs, settings: Settings, device: str = "cuda")
         run.point("projected", projected)
     if run.E and run.B:
         run.launch(variant)
+    if isinstance(variant, WideVariant):  # whose kernels leave the states where they are
+        states = output if run.T >= run.M else torch.cat([run.initial, output], 1)
+        final_h.copy_(states[:, states.size(1) - run.M :])
     if not settings.save:
         saved = saved.new_empty(0)
     return output.to(run.dtype), final_h.to(run.dtype), final_c.to(run.dtype), saved
@@ -453,14 +429,14 @@ class OuterArguments(ctypes.Structure):
     """What the kernel of a weight gradient is handed; `Arguments` in kernels/cuh/outer.cuh has the same fields."""
 
     _fields_ = (
-        *_numbers("E", "depth", "rows", "columns"),
-        *_pointers("a"),
-        *_numbers("a_trial", "a_step"),
-        *_pointers("b"),
-        *_numbers("b_trial", "b_step"),
-        *_pointers("first"),
-        *_numbers("first_trial", "first_step", "before", "per_range"),
-        *_pointers("result"),
+        *numbers("E", "depth", "rows", "columns"),
+        *pointers("a"),
+        *numbers("a_trial", "a_step"),
+        *pointers("b"),
+        *numbers("b_trial", "b_step"),
+        *pointers("first"),
+        *numbers("first_trial", "first_step", "before", "per_range"),
+        *pointers("result"),
     )
 
 

@@ -15,18 +15,14 @@
 // With RANGES > 1 there are as many times WARPS warps: the first WARPS have the units, the others only take their ranges of
 // what the products add up.
 //
-// Names as in call.h of the CPU forms. Everything that is known when a kernel is compiled is a constant: the sizes, the
-// delays, and which options there are. "Step" counts in the order of the run, "time" in that of the input.
+// "Step" counts in the order of the run, "time" in that of the input.
 #pragma once
 
-#include "kernels/cuh/device.cuh"
+#include "kernels/cuh/arguments.cuh"
 
-typedef REAL Real;
-
-constexpr int H = HIDDEN, D = COUNT, M = MEMORY, C = CLUSTER, R = ROWS, W = WARPS, P = PARTS, TW = STACK, KS = RANGES;
-constexpr bool kInline = INLINE_INPUTS;  // the only input is multiplied here, or the products come as `projected`
-constexpr bool kLengths = HAS_LENGTHS, kReset = HAS_RESET, kNorm = HAS_NORM, kDropout = HAS_DROPOUT, kBias = HAS_BIAS;
-constexpr bool kSave = SAVE, kReverse = REVERSE, kProbe = PROBE;
+constexpr int C = CLUSTER, R = ROWS, W = WARPS, TW = STACK, KS = RANGES;
+constexpr bool kLengths = HAS_LENGTHS, kReset = HAS_RESET, kNorm = HAS_NORM, kDropout = HAS_DROPOUT;
+constexpr bool kReverse = REVERSE, kProbe = PROBE;
 constexpr bool kMasks = ZONEOUT == 1;    // zoneout by masks
 constexpr bool kMixture = ZONEOUT == 2;  // and in evaluation, by its probability
 constexpr int NT = R / 8;                // tiles along the sequences
@@ -38,60 +34,7 @@ constexpr int kTileBytes = P > 0 ? 32 * P : 16 * (int)sizeof(Real);  // of a seq
 constexpr int kBuffers = BUFFERS;        // of u: with two, others may still read the last one
 constexpr int kExtraWidth = EXTRA_WIDTH;
 constexpr int kSumWidth = SUM_WIDTH;     // numbers of a sequence that are added up over the units at once, at most
-constexpr int kG = PARAMETER_ROWS, kColumns = GRADIENT_COLUMNS, kColumnStride = GRADIENT_STRIDE, kRecord = RECORD;
-
-DEVICE constexpr int delay(int d) {
-  constexpr int values[] = {DELAYS};
-  return values[d];
-}
-
-struct Arguments {
-  long E, T, B;
-  const Real* x;  // [E, T, B, 1]
-  long x_trial, x_time, x_sequence;
-  const Real* projected;  // [E, T, B, G]
-  const Real *weight_ih, *weight_hh, *bias, *bias_hn, *gain;
-  long weight_ih_trial, weight_hh_trial, bias_trial, bias_hn_trial, gain_trial;
-  uint4* packed;  // [E, C, tiles]
-  const Real *initial_h, *initial_c;
-  long initial_h_trial, initial_c_trial;
-  const long *clock, *lengths;
-  long clock_trial, lengths_trial;
-  const int* origin;  // [E, T, B] the newest step at which the sequence began afresh, or less than -MEMORY
-  long origin_trial;
-  const uint8_t *keep_h, *keep_c;
-  long keep_h_trial, keep_c_trial;
-  const Real* dropout;
-  long dropout_trial;
-  double zoneout;
-  Real *output, *final_h, *final_c;
-  Real* saved;  // [E, blocks] the streams of all warps, then those of the delays
-  long saved_trial, saved_block;
-  const Real* d_output;
-  long d_output_trial, d_output_time, d_output_sequence;
-  const Real *d_final_h, *d_final_c;
-  long d_final_h_trial, d_final_c_trial;
-  Real* dz;     // [E, T, B, columns] gradients of the pre-activations, by step
-  Real* mixed;  // [E, T, B, mixed columns] what MIST's last matrix read, by step
-  Real* ring;   // [E, blocks, warps, steps, values] under way between steps: MIST's dm, sums of NARX
-  Real* sums;   // [E, B, kinds, columns] sums over all steps: of dz, of dz x, of the gradients of the gains
-  Real *d_initial_h, *d_initial_c;
-  Real *d_probe_h, *d_probe_c;  // [E, T, B, H] the full derivatives with respect to the h and c of every step
-};
-
-// float: exact to the last bits where the product is, else as fast as the product is coarse.
-constexpr bool kFast = P == 1 || P == 2;
-constexpr float kLog2E = 1.4426950408889634f;
-DEVICE double exp_of(double x) { return exp(x); }
-DEVICE float exp_of(float x) { return kFast ? fast_exp2(kLog2E * x) : expf(x); }
-DEVICE double reciprocal(double x) { return 1 / x; }
-DEVICE float reciprocal(float x) { return kFast ? fast_reciprocal(x) : 1 / x; }
-DEVICE double tanh_of(double x) { return tanh(x); }
-DEVICE float tanh_of(float x) {
-  return kFast ? fmaf(-2, fast_reciprocal(1 + fast_exp2(2 * kLog2E * x)), 1) : tanhf(x);
-}
-DEVICE double sigmoid_of(double x) { return 1 / (1 + exp(-x)); }
-DEVICE float sigmoid_of(float x) { return kFast ? fast_reciprocal(1 + fast_exp2(-kLog2E * x)) : 1 / (1 + expf(-x)); }
+constexpr int kRecord = RECORD;
 
 #define EACH_VALUE _Pragma("unroll") for (int i = 0; i < kValues; i++)
 #define EACH_ROW _Pragma("unroll") for (int j = 0; j < kRows; j++)

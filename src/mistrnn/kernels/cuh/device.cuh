@@ -134,6 +134,15 @@ DEVICE float as_float(unsigned bits) { return __uint_as_float(bits); }
 // Bring what will be read soon into the second-level cache.
 DEVICE void prefetch(const void* pointer) { asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(pointer))); }
 
+// Copy 16 bytes to shared memory while this thread goes on. What it has asked for since the last end_group is a group;
+// wait_for_groups returns when all but the newest `LEFT` of its groups have come.
+DEVICE void copy_ahead(void* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)),
+               "l"(__cvta_generic_to_global(global)) : "memory");
+}
+DEVICE void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> DEVICE void wait_for_groups() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
+
 // What this kernel will not read again need not stay in any cache.
 template <class V> DEVICE void store_once(V* pointer, V value) { __stcs(pointer, value); }
 

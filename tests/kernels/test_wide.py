@@ -1,0 +1,169 @@
+"""Large layers of many trials on the GPU (kernels/wide.py): the kernels' own source on a CPU, their programs, the choice."""
+
+import platform
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, stack_module_state, vmap
+
+from mistrnn.kernels import _nvrtc, choices, cuda, wide
+from mistrnn.kernels._variant import Problem, Variant
+from mistrnn.kernels._wide import CELLS, WideVariant, wide_variant
+from mistrnn.layers import MIST, RecurrentLayer
+from tests.kernels import test_cuda_emulated as emulated
+from tests.kernels.emulator import emulate
+from tests.kernels.test_variants import problem
+from tests.layers.cases import small
+from tests.tolerance import relative_error
+
+on_linux = pytest.mark.skipif(
+    platform.system() != "Linux" or platform.machine() not in ("x86_64", "aarch64"),
+    reason="the emulator switches between threads as Linux does",
+)
+poisoned = emulated.poisoned
+every_cell = pytest.mark.parametrize("name", CELLS)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[WideVariant]:
+    """Let every layer that these kernels can serve have them, and list their runs."""
+    seen: list[WideVariant] = []
+    run = wide.run
+
+    def watched(variant: WideVariant, *arguments: Any) -> None:
+        seen.append(variant)
+        run(variant, *arguments)
+
+    monkeypatch.setattr(choices, "MANY", 0)
+    monkeypatch.setattr(wide, "run", watched)
+    return seen
+
+
+def errors(layer: RecurrentLayer, parts: int, steps: int, batch: int) -> dict[str, float]:
+    return emulated.errors(layer, parts, steps, batch, probed=False)
+
+
+@on_linux
+@every_cell
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_outputs_states_and_gradients_are_those_of_the_plain_form(name: str, parts: int, runs: list[Any]) -> None:
+    assert errors(emulated.sized(name, 128), parts, 5, 9) == {}
+    assert [variant.problem.backward for variant in runs] == [False, True]
+
+
+@on_linux
+@pytest.mark.slow
+@every_cell
+def test_several_inputs_and_sequences_of_several_blocks(name: str, runs: list[Any]) -> None:
+    assert errors(emulated.sized(name, 128, input_size=3), 2, 3, 121) == {}
+    assert {variant.chunks(121) for variant in runs} == {2}
+
+
+@on_linux
+@pytest.mark.parametrize("delays", [[1, 40, 7], list(range(1, 17)), [2]])
+def test_delays_longer_than_the_run_and_as_many_as_can_be(delays: list[int], runs: list[Any]) -> None:
+    assert errors(emulated.sized("mist", 128, delays=delays), 2, 4, 3) == {}
+    assert len(runs) == 2
+
+
+@on_linux
+@every_cell
+def test_trials_are_an_axis_and_a_broken_one_disturbs_nobody(
+    name: str, runs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulate(monkeypatch, 2)
+    layers = [small(name, input_size=1, hidden_size=128, dtype=torch.float32) for _ in range(3)]
+    x = torch.randn(3, 4, 2, 1)
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(layers[0], parameters, (x,))[0].square().sum()
+
+    alone = [grad(loss)(dict(layer.named_parameters()), x[k]) for k, layer in enumerate(layers)]
+    with torch.no_grad():
+        layers[1].weight_hh_l0.fill_(float("nan"))
+    stacked, _ = stack_module_state(layers)
+    together = vmap(grad(loss))(stacked, x)
+    for key, value in together.items():
+        assert torch.equal(value[0], alone[0][key])
+        assert torch.equal(value[2], alone[2][key])
+        assert value[1].isnan().any()
+    assert len(runs) == 8
+
+
+@on_linux
+def test_a_state_that_begins_anywhere_in_memory(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = small("lstm", input_size=1, hidden_size=128, dtype=torch.float32)
+    x, start, found = torch.randn(3, 2, 1), torch.randn(2 * 2 * 128 + 1)[1:].view(2, 1, 2, 128), []
+    for form in ("plain", "fused"):
+        if form == "fused":
+            emulate(monkeypatch, 3)
+        layer.form = form  # type: ignore[assignment]
+        found.append(layer(x, (start[0], start[1]))[0])
+    assert relative_error(found[1], found[0]) < 1e-5
+    assert len(runs) == 1
+
+
+@on_linux
+def test_a_run_without_gradients_saves_nothing(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch, 2)
+    with torch.no_grad():
+        MIST(1, 128, delays=3)(torch.randn(5, 2, 1))
+    assert [variant.saved_numbers(5, 2) for variant in runs] == [0]
+
+
+@every_cell
+@pytest.mark.parametrize("capability", [90, 100])
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_no_kernel_spills_registers(name: str, capability: int, parts: int) -> None:
+    for backward in (False, True):
+        for hidden, batch in ((512, 100), (1024, 64)):
+            variant = wide_variant(problem(name, backward, hidden, parts=parts), 50, batch, capability, 132)
+            assert variant.fits
+            _, log = _nvrtc.compile_now(variant, "--ptxas-options=-v")
+            assert {int(number) for number in re.findall(r"(\d+) bytes spill", log)} == {0}
+
+
+@pytest.mark.parametrize(
+    ("case", "is_wide"),
+    [
+        ({}, True),
+        ({"hidden": 500}, False),
+        ({"hidden": 128}, False),
+        ({"trials": 4}, False),
+        ({"capability": 80}, False),
+        ({"cluster": 8}, False),
+        ({"name": "gru"}, False),
+        ({"parts": 0, "double": True}, False),
+        *(({option: True}, False) for option in ("norm", "reset", "lengths", "reverse", "dropout", "probe")),
+        ({"zoneout": 2}, False),
+    ],
+)
+def test_only_many_trials_of_large_layers_without_options_advance_together(
+    case: dict[str, Any], is_wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"trials": 50, "capability": 90, "cluster": None, "name": "mist", "hidden": 512} | case
+    trials, capability, cluster, name, hidden = (
+        asked.pop(key) for key in ("trials", "capability", "cluster", "name", "hidden")
+    )
+    monkeypatch.setattr(choices, "capability_of", lambda device: capability)
+    monkeypatch.setattr(choices, "multiprocessors", lambda device: 132)
+    wanted: Problem = problem(name, False, hidden, **asked)
+    found = choices.choose(wanted, trials, 100, torch.device("cpu"), cluster)
+    assert isinstance(found, WideVariant if is_wide else Variant)
+
+
+def test_probes_are_left_to_the_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "MANY", 0)
+    monkeypatch.setattr(choices, "capability_of", lambda device: 90)
+    monkeypatch.setattr(choices, "multiprocessors", lambda device: 132)
+    zeros = {"x": (1, 2, 1, 1), "weight_ih": (1, 264, 1), "weight_hh": (1, 264, 128), "initial_h": (1, 128, 1, 128)}
+    inputs = dict.fromkeys(cuda.INPUTS) | {name: torch.zeros(shape) for name, shape in zeros.items()}
+    settings = cuda.Settings([2**k for k in range(8)], 0.0, reverse=False, save=True, parts=2)
+    kinds = []
+    for probe in (None, torch.zeros(1, 2, 1, 128)):
+        run = cuda._Run("mist", inputs | {"probe_h": probe}, settings, "cpu", enter=False)
+        kinds.append([type(run.variant(backward)) for backward in (False, True)])
+    assert kinds == [[WideVariant, WideVariant], [Variant, Variant]]
