@@ -46,13 +46,13 @@ def main(name: str, cluster: int) -> None:
         run.enter(name, tensor)
         return tensor
 
-    def guard(run: Any, name: str, tensor: Tensor, strides: Any = ()) -> None:
+    def guard(run: Any, name: str, tensor: Tensor) -> None:
         if tensor.data_ptr() not in own and tensor.numel():
             # All that the tensor may legally reach: from its first number to its last.
             reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
             copy = guarded(reach, tensor.dtype).as_strided(tensor.shape, tensor.stride())
             tensor = copy.copy_(tensor) if 0 not in tensor.stride() else tensor
-        enter(run, name, tensor, strides)
+        enter(run, name, tensor)
 
     with pytest.MonkeyPatch.context() as patch:
         emulate(patch, 2, Launch(cluster=cluster))

@@ -172,6 +172,7 @@ class Module:
 
 
 _thread = threading.local()
+_Pointers = ctypes.c_void_p * 1
 
 
 class Function:
@@ -190,9 +191,11 @@ class Function:
             if int(_checked(driver.cuCtxGetCurrent())) == 0:
                 _checked(driver.cuCtxSetCurrent(_checked(driver.cuDevicePrimaryCtxRetain(self._device))))
             _thread.has_context = True
-        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        pointers = _Pointers(ctypes.addressof(arguments))
         config = self._config(grid, threads, stream, cluster)
-        _checked(driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0))
+        (status,) = driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0)
+        if status:
+            _checked((status,))
 
     def _new_config(self, grid: tuple[int, int, int], threads: int, stream: int, cluster: int) -> Any:
         driver, _ = bindings()

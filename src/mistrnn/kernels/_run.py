@@ -4,7 +4,6 @@ E trials, T time, B batch, I input, H hidden, M memory.
 """
 
 import ctypes
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache, cached_property
@@ -86,6 +85,7 @@ class Plan:
         if self.E > MOST_TRIALS:
             raise ValueError(f"{cell}: expected at most {MOST_TRIALS} trials at once on a GPU, got {self.E}.")
         self.M, self.H = initial.size(1), initial.size(3)
+        self.pointed = [name for name in _POINTED if inputs[name] is not None]
         self.has_origin = inputs["reset"] is not None and bool(self.T)
         self.problem = Problem(
             cell=cell,
@@ -188,8 +188,8 @@ class Run:
         self._alive: list[Tensor] = []
         self.origin = self._origin() if plan.has_origin else None
         x = self.x if self.x.stride(3) == 1 or self.I == 1 else self.x.contiguous()
-        self.enter("x", x, x.stride())
-        for name in _POINTED:
+        self.enter_strided("x", x)
+        for name in plan.pointed:
             self.point(name, self.inputs[name])
         self.point("origin", self.origin)
 
@@ -209,18 +209,22 @@ class Run:
             setattr(self.arguments, _TRIAL_STRIDES[name], 0 if shared else tensor.stride(0))
         self.enter(name, tensor)
 
-    def enter(self, name: str, tensor: Tensor, strides: Iterable[int] = ()) -> None:
-        """Enter a tensor as it lies; with strides, those of its trials, steps and sequences, too."""
+    def enter(self, name: str, tensor: Tensor) -> None:
+        """Enter a tensor as it lies."""
         setattr(self.arguments, name, tensor.data_ptr() or None)
-        for axis, stride in zip(("trial", "time", "sequence"), strides, strict=False):
-            setattr(self.arguments, f"{name}_{axis}", stride)
         self._alive.append(tensor)
+
+    def enter_strided(self, name: str, tensor: Tensor) -> None:  # [E, T, B, ...]
+        """Enter a tensor with the strides of its trials, steps and sequences."""
+        for axis, stride in zip(("trial", "time", "sequence"), tensor.stride(), strict=False):
+            setattr(self.arguments, f"{name}_{axis}", stride)
+        self.enter(name, tensor)
 
     def new(self, name: str, *shape: int) -> Tensor:
         """Make a tensor for the kernel to write."""
         plan = self.plan
         try:
-            tensor = torch.empty(shape, dtype=plan.real, device=plan.device)
+            tensor = self.x.new_empty(shape)
         except torch.OutOfMemoryError as error:
             raise torch.OutOfMemoryError(
                 f"{self.cell}: expected memory for {self.E} trials of {self.B} sequences of {self.T} steps with {self.H} "

@@ -110,7 +110,7 @@ def forward(cell: str, inputs: Inputs, settings: Settings, device: str = "cuda")
         run.point("projected", projected)
     if run.E and run.B:
         run.launch()
-    results = (None if result is None else result.to(plan.dtype) for result in (output, final_h, final_c))
+    results = [None if result is None else result.to(plan.dtype) for result in (output, final_h, final_c)]
     return *results, saved if settings.save else None
 
 
@@ -140,19 +140,20 @@ def backward(
     if d_output is not None and d_output.numel():
         d_output = d_output.to(plan.real)
         d_output = d_output if d_output.stride(3) == 1 else d_output.contiguous()
-        run.enter("d_output", d_output, d_output.stride())
+        run.enter_strided("d_output", d_output)
     for name in ("d_final_h", "d_final_c"):
         gradient = gradients[name]
         run.point(name, None if gradient is None else gradient.to(plan.real))
-    dz = run.new("dz", run.E, run.T, run.B, problem.column_stride)[..., : problem.columns]
+    dz = run.new("dz", run.E, run.T, run.B, problem.column_stride)
     sums = run.new("sums", run.E, plan.blocks, problem.kinds, problem.columns)
-    mixed = run.new("mixed", run.E, run.T, run.B, problem.mixed_stride)[..., : run.H] if cell == "mist" else dz
+    mixed = run.new("mixed", run.E, run.T, run.B, problem.mixed_stride) if cell == "mist" else dz
     results: dict[str, Tensor] = {}
     for name, slots in (("initial_h", run.M), ("initial_c", run.M), ("probe_h", run.T), ("probe_c", run.T)):
         if is_wanted(name, wanted) and inputs[name] is not None:
             results[name] = run.new(f"d_{name}", run.E, slots, run.B, run.H)
     if run.E and run.B:
         run.launch()
+    dz = dz[..., : problem.columns]
     if is_wanted("weight_hh", wanted):
         results |= _parameter_gradients(run, problem, dz, sums, mixed, output)
     if is_wanted("x", wanted):
@@ -188,7 +189,7 @@ def _parameter_gradients(
         found["weight_ih"] = _outer(run, dz[..., :rows], x.contiguous())
     if cell == "mist":
         gates = _against_past(run, dz[..., : count + hidden], 1, output)
-        last = _outer(run, dz[..., count + hidden :], mixed)
+        last = _outer(run, dz[..., count + hidden :], mixed[..., :hidden])
         found["weight_hh"] = torch.cat([gates, last], 1)
     elif cell == "narx":
         found["weight_hh"] = torch.cat([_against_past(run, dz, delay, output) for delay in problem.delays], 2)
