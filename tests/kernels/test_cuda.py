@@ -1,5 +1,6 @@
 """The fused GPU forms on a GPU: the tolerance rule at every precision and odd sizes, operators, graphs, sweeps, refusals."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,16 @@ def test_an_old_gpu_and_missing_bindings_are_named(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cuda, "capability_of", lambda device: 75)
     with pytest.raises(RuntimeError, match=r"compute capability 8.0 or newer, and this one has 7.5"):
         layer(x)
+
+
+def test_a_thread_that_never_used_the_gpu_runs_kernels() -> None:
+    layer, x, found = LSTM(1, 4, device="cuda"), torch.randn(3, 2, 1, device="cuda"), []
+    with torch.no_grad():
+        expected = layer(x)[0]
+    thread = threading.Thread(target=lambda: found.append(layer(x)[0]))
+    thread.start()
+    thread.join()
+    assert torch.equal(found[0], expected)
 
 
 def test_streams_equal_whole_runs() -> None:

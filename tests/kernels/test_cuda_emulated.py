@@ -238,6 +238,41 @@ def test_more_trials_than_a_launch_takes_are_refused(monkeypatch: pytest.MonkeyP
         vmap(lambda x: layer(x)[0])(torch.randn(3, 2, 1, 1))
 
 
+def test_plans_for_the_same_shapes_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch, 2)
+    layer = small("rnn", input_size=1, hidden_size=3, dtype=torch.float32)
+
+    def train(*shape: int) -> None:
+        layer(torch.randn(*shape, 1))[0].sum().backward()
+
+    train(2, 1)
+    first = dict(_run.plans)
+    assert [plan.problem.backward for plan in first.values()] == [False, True]
+    train(2, 1)
+    assert list(_run.plans.values()) == list(first.values())
+    train(3, 1)
+    assert len(_run.plans) == 4
+
+
+def test_plans_for_ever_new_lengths_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch, 2)
+    monkeypatch.setattr(_run, "MOST_PLANS", 2)
+    layer = small("rnn", input_size=1, hidden_size=3, dtype=torch.float32)
+    for steps in (1, 2, 3):
+        layer(torch.randn(steps, 1, 1))
+        assert 1 <= len(_run.plans) <= 2
+
+
+def test_tensors_that_do_not_fit_after_a_plan_was_made_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch, 2)
+    layer = small("rnn", input_size=1, hidden_size=3, dtype=torch.float32)
+    x = torch.randn(2, 1, 1)
+    layer(x)
+    wrong = {**dict(layer.named_parameters()), "bias_l0": torch.zeros(4)}
+    with pytest.raises(ValueError, match=r"rnn: expected bias \[1, 3\] in torch.float32 on the CPU"):
+        functional_call(layer, wrong, (x,))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mist", "narx", "lstm"])
 def test_nothing_beyond_a_tensor_is_read_or_written(name: str) -> None:
