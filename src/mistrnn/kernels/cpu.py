@@ -71,7 +71,9 @@ def backward(
     """
     call, alive = _call(cell, inputs, settings)
     if saved.numel() == 0 and call.S > 0:  # the run forwards did not know that it would be asked
-        saved = there({"saved": forward(cell, inputs, settings._replace(save=True))[3]}, "saved")
+        *_, again = forward(cell, inputs, settings._replace(save=True))
+        assert again is not None
+        saved = again
     states, final = (call.E, call.T, call.B, call.H), (call.E, call.M, call.B, call.H)
     for name, tensor, shape in (
         ("output", output, states),

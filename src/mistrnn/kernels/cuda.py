@@ -128,9 +128,12 @@ def backward(
 
     `wanted` says of x, the parameters, the initial state and the probes whether theirs are wanted; the others are None.
     """
-    settings = settings._replace(save=True)
-    if saved.numel() == 0:  # the run forwards did not know that it would be asked
-        saved = there({"saved": forward(cell, inputs, settings, device)[3]}, "saved")
+    if not settings.save:  # the run forwards did not know that it would be asked
+        settings = settings._replace(save=True)
+    if saved.numel() == 0:
+        *_, again = forward(cell, inputs, settings, device)
+        assert again is not None
+        saved = again
     plan = plan_of(cell, inputs, settings, device, backward=True, cluster=_cluster_of(saved))
     run, problem = Run(plan, inputs), plan.problem
     output = output.to(plan.real)
