@@ -263,6 +263,24 @@ def test_plans_for_ever_new_lengths_are_forgotten(monkeypatch: pytest.MonkeyPatc
         assert 1 <= len(_run.plans) <= 2
 
 
+def test_too_little_memory_is_told_with_the_trials_that_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch, 2)
+
+    def refuse(*_: Any) -> Tensor:
+        raise torch.OutOfMemoryError("nothing is left")
+
+    layer = small("rnn", input_size=1, hidden_size=3, dtype=torch.float32)
+    monkeypatch.setattr(Tensor, "new_empty", refuse)
+    for name, value in {"memory_reserved": 0, "memory_allocated": 0, "mem_get_info": (4 * 1600, 0)}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    # Each takes 2 steps of 2 * 3 states and 4 gradients, and its records: 2 steps of one warp with 4 numbers a thread.
+    expected = (
+        r"rnn: expected memory for 1 trials of 1 sequences of 2 steps with 3 units, .* about 5 would fit. \(nothing"
+    )
+    with pytest.raises(torch.OutOfMemoryError, match=expected):
+        layer(torch.randn(2, 1, 1))
+
+
 def test_tensors_that_do_not_fit_after_a_plan_was_made_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     emulate(monkeypatch, 2)
     layer = small("rnn", input_size=1, hidden_size=3, dtype=torch.float32)

@@ -78,7 +78,7 @@ class Plan:
         self, cell: str, inputs: Inputs, settings: Settings, device: str, backward: bool, cluster: int | None = None
     ) -> None:
         check(cell, inputs, settings, device, DTYPES)
-        self.cell, self.settings = cell, settings
+        self.cell, self.settings = cell, settings._replace(delays=tuple(settings.delays))  # a list could be changed
         x, initial = there(inputs, "x"), there(inputs, "initial_h")
         self.device, self.dtype, self.real = x.device, x.dtype, saved_dtype(x.dtype)
         self.E, self.T, self.B, self.I = x.shape
@@ -141,7 +141,7 @@ class Plan:
     def packed_bytes(self) -> int:
         """What the weights take as `pack` lays them out; 0 where the kernel reads them as they are."""
         variant = self.variant
-        return int(self.E) * variant.launch.cluster * variant.tiles * self.problem.parts * 512
+        return self.E * variant.launch.cluster * variant.tiles * self.problem.parts * 512
 
     def trials_that_fit(self) -> int:
         """Return how many trials the memory that is free, or torch's own in reserve, would hold, forwards and backwards."""
@@ -158,6 +158,7 @@ plans: dict[tuple[Any, ...], Plan] = {}
 """The plans of this process, without any tensors. Clear it to have choices made anew."""
 
 MOST_PLANS = 1024
+"""From here on they are forgotten: sequences of ever new lengths would fill the memory."""
 
 
 def plan_of(
@@ -170,7 +171,7 @@ def plan_of(
     plan = plans.get(key)
     if plan is None:
         plan = Plan(cell, inputs, settings, device, backward, cluster)
-        if len(plans) >= MOST_PLANS:  # sequences of ever new lengths
+        if len(plans) >= MOST_PLANS:
             plans.clear()
         plans[key] = plan
     return plan
