@@ -7,13 +7,14 @@ Without torch's cache of memory a read or write beyond a tensor is seen.
 
 import torch
 
-from mistrnn.kernels import cuda
+from mistrnn.kernels import _run
 from mistrnn.kernels._variant import Launch, Variant
 from mistrnn.layers import LAYERS
 
 torch.set_float32_matmul_precision("high")
 for cluster in (1, 2):
-    cuda.choose = lambda problem, *_, n=cluster: Variant(problem, Launch(cluster=n), 90)
+    _run.choose = lambda problem, *_, n=cluster: Variant(problem, Launch(cluster=n), 90)
+    _run.plans.clear()
     for name, kind in LAYERS.items():
         layer = kind(1, 40, bidirectional=True).cuda()
         x = torch.randn(11, 9, 1, device="cuda", requires_grad=True)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from mistrnn.kernels import _variant, choices, cuda, ops, wide
+from mistrnn.kernels import _run, _variant, choices, cuda, ops, wide
 from mistrnn.kernels._variant import Launch, OuterVariant, Variant
 from mistrnn.kernels._wide import WideVariant
 
@@ -56,7 +56,7 @@ class EmulatedKernels:
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
         self._emulate = _compiled(
-            f"#define ARGUMENTS_SIZE {ctypes.sizeof(cuda.Arguments)}\n{variant.source}{MAIN}"
+            f"#define ARGUMENTS_SIZE {ctypes.sizeof(_run.Arguments)}\n{variant.source}{MAIN}"
         ).emulate
 
     def pack(self, arguments: ctypes.Structure, trials: int, stream: int) -> None:
@@ -168,11 +168,13 @@ def emulate(
         return run
 
     if launch:
-        patch.setattr(cuda, "choose", lambda problem, *_: Variant(problem, launch, capability))
-    patch.setattr(cuda, "load", cache(lambda variant, device: EmulatedKernels(variant)))
+        patch.setattr(_run, "choose", lambda problem, *_: Variant(problem, launch, capability))
+    patch.setattr(_run, "plans", {})  # choices are made anew
+    patch.setattr(_run, "load", cache(lambda variant, device: EmulatedKernels(variant)))
     patch.setattr(cuda, "load_outer", cache(lambda variant, device: EmulatedOuterKernel(variant)))
     patch.setattr(wide, "load", cache(lambda variant, device: EmulatedWideKernels(variant)))
-    patch.setattr(cuda, "current_stream", lambda device: 0)
+    for module in (_run, cuda):
+        patch.setattr(module, "current_stream", lambda device: 0)
     patch.setattr(choices, "capability_of", lambda device: capability)
     patch.setattr(choices, "multiprocessors", lambda device: 3)
     patch.setattr(ops.cpu, "forward", with_parts(partial(cuda.forward, device="cpu")))

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mistrnn.kernels import cuda
+from mistrnn.kernels._run import Run
 from mistrnn.kernels._variant import Launch
 from tests.kernels.emulator import emulate
 from tests.layers.cases import small
@@ -37,13 +37,13 @@ def guarded(size: int, dtype: torch.dtype) -> Tensor:
 
 
 def main(name: str, cluster: int) -> None:
-    enter = cuda._Run._enter
+    enter = Run.enter
     own: set[int] = set()
 
     def new(run: Any, name: str, *shape: int) -> Tensor:
-        tensor = guarded(max(1, torch.Size(shape).numel()), run.real)[: torch.Size(shape).numel()].view(shape)
+        tensor = guarded(max(1, torch.Size(shape).numel()), run.plan.real)[: torch.Size(shape).numel()].view(shape)
         own.add(tensor.data_ptr())
-        run._enter(name, tensor)
+        run.enter(name, tensor)
         return tensor
 
     def guard(run: Any, name: str, tensor: Tensor) -> None:
@@ -56,8 +56,8 @@ def main(name: str, cluster: int) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         emulate(patch, 2, Launch(cluster=cluster))
-        patch.setattr(cuda._Run, "new", new)
-        patch.setattr(cuda._Run, "_enter", guard)
+        patch.setattr(Run, "new", new)
+        patch.setattr(Run, "enter", guard)
         layer = small(name, input_size=1, hidden_size=39, dtype=torch.float32)
         layer.form = "fused"
         x = torch.randn(7, 9, 1, requires_grad=True)

@@ -1,5 +1,6 @@
 """The fused GPU forms on a GPU: the tolerance rule at every precision and odd sizes, operators, graphs, sweeps, refusals."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from mistrnn.kernels import _nvrtc, cuda, ops
+from mistrnn.kernels import _nvrtc, _run, cuda, ops
 from mistrnn.kernels.contract import INPUTS, Settings
 from mistrnn.layers import LAYERS, LSTM, MIST, RNN, RecurrentLayer, _layer
 from mistrnn.training.capture import Captured
@@ -253,6 +254,16 @@ def test_an_old_gpu_and_missing_bindings_are_named(monkeypatch: pytest.MonkeyPat
         layer(x)
 
 
+def test_a_thread_that_never_used_the_gpu_runs_kernels() -> None:
+    layer, x, found = LSTM(1, 4, device="cuda"), torch.randn(3, 2, 1, device="cuda"), []
+    with torch.no_grad():
+        expected = layer(x)[0]
+    thread = threading.Thread(target=lambda: found.append(layer(x)[0]))
+    thread.start()
+    thread.join()
+    assert torch.equal(found[0], expected)
+
+
 def test_streams_equal_whole_runs() -> None:
     for name in LAYERS:
         layer = small(name, dtype=torch.float32).cuda().eval()
@@ -268,7 +279,7 @@ def test_kernels_are_ready_in_seconds(tmp_path: Path, monkeypatch: pytest.Monkey
     layer, x = MIST(1, 139, device="cuda"), torch.randn(10, 100, 1, device="cuda")
     times = []
     for _ in range(2):
-        cuda.load.cache_clear(), cuda.load_outer.cache_clear()
+        _run.plans.clear(), _run.load.cache_clear(), cuda.load_outer.cache_clear()
         began = time.perf_counter()
         layer(x)[0].sum().backward()
         torch.cuda.synchronize()

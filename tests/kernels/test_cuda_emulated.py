@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from mistrnn.kernels import cuda
+from mistrnn.kernels import _run, cuda
 from mistrnn.kernels._variant import Launch
+from mistrnn.kernels.contract import INPUTS, Settings
 from mistrnn.layers import LAYERS, MIST, RecurrentLayer
 from tests.kernels.emulator import emulate
 from tests.kernels.test_cpu import measure, tame
@@ -34,12 +35,12 @@ ROUNDINGS = {0: 1e-12, 1: 3e-2, 2: 3e-5, 3: 2e-6}
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    new = cuda._Run.new
+    new = _run.Run.new
 
     def poison(run: Any, *arguments: Any) -> Tensor:
         return new(run, *arguments).fill_(float("nan"))
 
-    monkeypatch.setattr(cuda._Run, "new", poison)
+    monkeypatch.setattr(_run.Run, "new", poison)
 
 
 def errors(
@@ -193,13 +194,13 @@ def test_a_run_backwards_takes_the_cluster_that_left_the_records(monkeypatch: py
     exact = torch.func.jacrev(lambda v: layer(v)[0][-1, 0, :4])(x)
     emulate(monkeypatch, 3)
     layer.form = "fused"
-    chosen, choose = [], cuda.choose
+    chosen, choose = [], _run.choose
 
     def watch(*arguments: Any) -> Any:
         chosen.append(choose(*arguments))
         return chosen[-1]
 
-    monkeypatch.setattr(cuda, "choose", watch)
+    monkeypatch.setattr(_run, "choose", watch)
     assert relative_error(torch.func.jacrev(lambda v: layer(v)[0][-1, 0, :4])(x), exact) < 1e-5
     assert [variant.launch.cluster for variant in chosen] == [2, 2]  # though four trials alone would get one block each
 
@@ -231,10 +232,63 @@ def test_clocks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_more_trials_than_a_launch_takes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     emulate(monkeypatch, 2)
-    monkeypatch.setattr(cuda, "MOST_TRIALS", 2)
+    monkeypatch.setattr(_run, "MOST_TRIALS", 2)
     layer = small("rnn", input_size=1, hidden_size=3, dtype=torch.float32)
     with pytest.raises(ValueError, match="rnn: expected at most 2 trials at once on a GPU, got 3"):
         vmap(lambda x: layer(x)[0])(torch.randn(3, 2, 1, 1))
+
+
+def test_plans_for_the_same_shapes_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch, 2)
+    layer = small("rnn", input_size=1, hidden_size=3, dtype=torch.float32)
+
+    def train(*shape: int) -> None:
+        layer(torch.randn(*shape, 1))[0].sum().backward()
+
+    train(2, 1)
+    first = dict(_run.plans)
+    assert [plan.problem.backward for plan in first.values()] == [False, True]
+    train(2, 1)
+    assert list(_run.plans.values()) == list(first.values())
+    train(3, 1)
+    assert len(_run.plans) == 4
+
+
+def test_plans_for_ever_new_lengths_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch, 2)
+    monkeypatch.setattr(_run, "MOST_PLANS", 2)
+    layer = small("rnn", input_size=1, hidden_size=3, dtype=torch.float32)
+    for steps in (1, 2, 3):
+        layer(torch.randn(steps, 1, 1))
+        assert 1 <= len(_run.plans) <= 2
+
+
+def test_too_little_memory_is_told_with_the_trials_that_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch, 2)
+
+    def refuse(*_: Any) -> Tensor:
+        raise torch.OutOfMemoryError("nothing is left")
+
+    layer = small("rnn", input_size=1, hidden_size=3, dtype=torch.float32)
+    monkeypatch.setattr(Tensor, "new_empty", refuse)
+    for name, value in {"memory_reserved": 0, "memory_allocated": 0, "mem_get_info": (4 * 1600, 0)}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    # Each takes 2 steps of 2 * 3 states and 4 gradients, and its records: 2 steps of one warp with 4 numbers a thread.
+    expected = (
+        r"rnn: expected memory for 1 trials of 1 sequences of 2 steps with 3 units, .* about 5 would fit. \(nothing"
+    )
+    with pytest.raises(torch.OutOfMemoryError, match=expected):
+        layer(torch.randn(2, 1, 1))
+
+
+def test_tensors_that_do_not_fit_after_a_plan_was_made_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch, 2)
+    layer = small("rnn", input_size=1, hidden_size=3, dtype=torch.float32)
+    x = torch.randn(2, 1, 1)
+    layer(x)
+    wrong = {**dict(layer.named_parameters()), "bias_l0": torch.zeros(4)}
+    with pytest.raises(ValueError, match=r"rnn: expected bias \[1, 3\] in torch.float32 on the CPU"):
+        functional_call(layer, wrong, (x,))
 
 
 @pytest.mark.slow
@@ -251,11 +305,11 @@ def test_half_precision_is_computed_wider(monkeypatch: pytest.MonkeyPatch) -> No
     layer = MIST(1, 9, delays=3)
     inputs = {"x": torch.randn(1, 5, 2, 1), "initial_h": torch.zeros(1, 4, 2, 9)}
     inputs |= {name.removesuffix("_l0"): value.detach().unsqueeze(0) for name, value in layer.named_parameters()}
-    given = dict.fromkeys(cuda.INPUTS) | inputs
+    given = dict.fromkeys(INPUTS) | inputs
     half = {name: None if value is None else value.bfloat16() for name, value in given.items()}
-    settings = cuda.Settings([1, 2, 4], 0.0, reverse=False, save=True, parts=1)
+    settings = Settings([1, 2, 4], 0.0, reverse=False, save=True, parts=1)
     exact, found = (cuda.forward("mist", tensors, settings, device="cpu") for tensors in (given, half))
-    assert [value.dtype for value in found] == [torch.bfloat16] * 3 + [torch.float32]
+    assert [value.dtype for value in found if value is not None] == [torch.bfloat16] * 2 + [torch.float32]
     assert relative_error(found[0], exact[0]) < 0.02
 
 

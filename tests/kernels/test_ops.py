@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mistrnn.kernels.contract import INPUTS, PROBES, Settings
 from mistrnn.layers import RecurrentLayer
@@ -240,3 +241,39 @@ def test_batched_gradients_go_through_the_operator(name: str) -> None:
     (together,) = torch.autograd.grad(output, x, directions, is_grads_batched=True, retain_graph=True)
     alone = [torch.autograd.grad(output, x, direction, retain_graph=True)[0] for direction in directions]
     torch.testing.assert_close(together, torch.stack(alone), rtol=1e-12, atol=1e-12)
+
+
+class _Watch(TorchDispatchMode):
+    """Remembers the names of all operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def test_operators_are_called_where_somebody_watches() -> None:
+    layer, x = small("rnn"), torch.randn(3, 2, 3, dtype=torch.float64)
+    with _Watch() as watch:
+        layer(x)[0].sum().backward()
+    assert [name for name in watch.names if "mistrnn" in name] == [
+        "mistrnn.rnn.default",
+        "mistrnn.rnn_backward.default",
+    ]
+    gradients = [parameter.grad for parameter in layer.parameters()]
+    layer.zero_grad()
+    layer(x)[0].sum().backward()
+    close(gradients, [parameter.grad for parameter in layer.parameters()])
+
+
+@every_layer
+def test_gradients_after_a_state_is_changed_in_place_are_those_of_a_copy(name: str) -> None:
+    layer, x = small(name), torch.randn(3, 2, 3, dtype=torch.float64)
+    found = []
+    for change in (lambda part: part.mul(2), lambda part: part.mul_(2)):
+        state = as_tuple(layer(x)[1])[0]
+        found.append(torch.autograd.grad(change(state).sum(), layer.weight_ih_l0)[0])
+    close(found[1], found[0])

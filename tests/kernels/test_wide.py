@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from mistrnn.kernels import _nvrtc, choices, cuda, wide
+from mistrnn.kernels import _nvrtc, _run, choices, wide
 from mistrnn.kernels._variant import Problem, Variant
 from mistrnn.kernels._wide import CELLS, WideVariant, wide_variant
+from mistrnn.kernels.contract import INPUTS, Settings
 from mistrnn.layers import MIST, RecurrentLayer
 from tests.kernels import test_cuda_emulated as emulated
 from tests.kernels.emulator import emulate
@@ -160,10 +161,11 @@ def test_probes_are_left_to_the_other_kernels(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(choices, "capability_of", lambda device: 90)
     monkeypatch.setattr(choices, "multiprocessors", lambda device: 132)
     zeros = {"x": (1, 2, 1, 1), "weight_ih": (1, 264, 1), "weight_hh": (1, 264, 128), "initial_h": (1, 128, 1, 128)}
-    inputs = dict.fromkeys(cuda.INPUTS) | {name: torch.zeros(shape) for name, shape in zeros.items()}
-    settings = cuda.Settings([2**k for k in range(8)], 0.0, reverse=False, save=True, parts=2)
+    inputs = dict.fromkeys(INPUTS) | {name: torch.zeros(shape) for name, shape in zeros.items()}
+    settings = Settings([2**k for k in range(8)], 0.0, reverse=False, save=True, parts=2)
     kinds = []
     for probe in (None, torch.zeros(1, 2, 1, 128)):
-        run = cuda._Run("mist", inputs | {"probe_h": probe}, settings, "cpu", enter=False)
-        kinds.append([type(run.variant(backward)) for backward in (False, True)])
+        given = inputs | {"probe_h": probe}
+        plans = [_run.Plan("mist", given, settings, "cpu", backward) for backward in (False, True)]
+        kinds.append([type(plan.variant) for plan in plans])
     assert kinds == [[WideVariant, WideVariant], [Variant, Variant]]

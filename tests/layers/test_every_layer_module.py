@@ -367,6 +367,21 @@ def test_stream_takes_the_same_time_after_any_number_of_steps(name: str) -> None
 
 
 @every_layer
+@pytest.mark.parametrize("form", ["plain", "fused"])
+@pytest.mark.parametrize("steps", [0, 5])
+def test_state_shares_no_memory_with_the_output_or_the_state_before(name: str, form: Any, steps: int) -> None:
+    layer = small(name)
+    layer.form = form
+    before = random_state(layer, 2)
+    with torch.no_grad():
+        output, after = layer(torch.randn(steps, 2, 3, dtype=torch.float64), before)
+        kept = [value.clone() for value in (output, *as_tuple(before))]
+        for part in as_tuple(after):
+            part.zero_()
+    close([output, *as_tuple(before)], kept)
+
+
+@every_layer
 def test_stream_shares_no_memory_with_its_caller(name: str) -> None:
     layer = small(name, num_layers=2)
     input, initial = torch.randn(6, 2, 3, dtype=torch.float64), random_state(layer, 2)

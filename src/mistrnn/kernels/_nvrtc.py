@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import tempfile
+import threading
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -171,6 +172,10 @@ class Module:
         return Function(function, memory, self._device)
 
 
+_thread = threading.local()
+_Pointers = ctypes.c_void_p * 1
+
+
 class Function:
     """One kernel."""
 
@@ -183,11 +188,15 @@ class Function:
     ) -> None:
         """Launch it on a stream."""
         driver, _ = bindings()
-        if int(_checked(driver.cuCtxGetCurrent())) == 0:  # a thread that has not used the GPU yet
-            _checked(driver.cuCtxSetCurrent(_checked(driver.cuDevicePrimaryCtxRetain(self._device))))
-        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        if not hasattr(_thread, "has_context"):  # it may not have used the GPU yet
+            if int(_checked(driver.cuCtxGetCurrent())) == 0:
+                _checked(driver.cuCtxSetCurrent(_checked(driver.cuDevicePrimaryCtxRetain(self._device))))
+            _thread.has_context = True
+        pointers = _Pointers(ctypes.addressof(arguments))
         config = self._config(grid, threads, stream, cluster)
-        _checked(driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0))
+        (status,) = driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0)
+        if status:
+            _checked((status,))
 
     def _new_config(self, grid: tuple[int, int, int], threads: int, stream: int, cluster: int) -> Any:
         driver, _ = bindings()
@@ -211,16 +220,18 @@ class Kernels:
         module = Module(code)
         self._pack = module.function("pack")
         self._run = module.function("run", self.variant.shared_memory, variant.launch.cluster > 8)
+        # A variant works these out anew whenever it is asked.
+        self._tiles, self._threads = self.variant.tiles, self.variant.threads
 
     def pack(self, arguments: ctypes.Structure, trials: int, stream: int) -> None:
         """Lay out the weights."""
-        self._pack.launch((-(-self.variant.tiles // 8), self.variant.launch.cluster, trials), 256, arguments, stream)
+        self._pack.launch((-(-self._tiles // 8), self.variant.launch.cluster, trials), 256, arguments, stream)
 
     def run(self, arguments: ctypes.Structure, trials: int, batch: int, stream: int) -> None:
         """Run all steps."""
         cluster = self.variant.launch.cluster
         grid = (self.variant.blocks(batch) * cluster, trials, 1)
-        self._run.launch(grid, self.variant.threads, arguments, stream, cluster)
+        self._run.launch(grid, self._threads, arguments, stream, cluster)
 
 
 class OuterKernel:
@@ -229,10 +240,11 @@ class OuterKernel:
     def __init__(self, variant: OuterVariant) -> None:
         self.variant, code = settled(variant)
         self._outer = Module(code).function("outer", variant.shared_memory)
+        self._threads = variant.threads
 
     def run(self, arguments: ctypes.Structure, grid: tuple[int, int, int], stream: int) -> None:
         """Add up all products."""
-        self._outer.launch(grid, self.variant.threads, arguments, stream)
+        self._outer.launch(grid, self._threads, arguments, stream)
 
 
 class WideKernels:

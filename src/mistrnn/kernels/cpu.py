@@ -41,16 +41,16 @@ def unavailable(cell: str, dtype: torch.dtype) -> str | None:
     return _library.problem
 
 
-def forward(cell: str, inputs: Inputs, settings: Settings) -> tuple[Tensor, ...]:
-    """Return output [E, T, B, H], the final h and c [E, M, B, H] (c only of LSTM, else empty), and what is saved."""
+def forward(cell: str, inputs: Inputs, settings: Settings) -> tuple[Tensor | None, ...]:
+    """Return output [E, T, B, H], the final h and c [E, M, B, H] (c only of LSTM), and what is saved, if anything is."""
     call, alive = _call(cell, inputs, settings)
     like = there(inputs, "initial_h")
     output = like.new_empty(call.E, call.T, call.B, call.H)
     final_h = like.new_empty(call.E, call.M, call.B, call.H)
-    final_c = like.new_empty(call.E, call.M, call.B, call.H) if cell == "lstm" else like.new_empty(0)
-    saved = like.new_empty(call.E, call.T, call.B, call.S) if settings.save else like.new_empty(0)
+    final_c = like.new_empty(call.E, call.M, call.B, call.H) if cell == "lstm" else None
+    saved = like.new_empty(call.E, call.T, call.B, call.S) if settings.save else None
     for name, tensor in {"output": output, "final_h": final_h, "final_c": final_c, "saved": saved}.items():
-        setattr(call, name, tensor.data_ptr() or None)
+        setattr(call, name, None if tensor is None else tensor.data_ptr() or None)
     _code().run(call, backward=False)
     del alive
     return output, final_h, final_c, saved
@@ -64,14 +64,16 @@ def backward(
     saved: Tensor,
     settings: Settings,
     wanted: Sequence[bool],
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor | None, ...]:
     """Return the gradients of DIFFERENTIABLE, from those of output, final_h and final_c.
 
-    `wanted` says of x, the parameters, the initial state and the probes whether theirs are wanted; the others are empty.
+    `wanted` says of x, the parameters, the initial state and the probes whether theirs are wanted; the others are None.
     """
     call, alive = _call(cell, inputs, settings)
     if saved.numel() == 0 and call.S > 0:  # the run forwards did not know that it would be asked
-        saved = forward(cell, inputs, settings._replace(save=True))[3]
+        *_, again = forward(cell, inputs, settings._replace(save=True))
+        assert again is not None
+        saved = again
     states, final = (call.E, call.T, call.B, call.H), (call.E, call.M, call.B, call.H)
     for name, tensor, shape in (
         ("output", output, states),
@@ -90,11 +92,11 @@ def backward(
         call.d_output_trial, call.d_output_time, call.d_output_sequence, call.d_output_unit = d_output.stride()
     for name in ("d_final_h", "d_final_c"):
         alive.append(_point(call, name, gradients[name]))
-    results = []
+    results: list[Tensor | None] = []
     for name in DIFFERENTIABLE:
         tensor = inputs[name]
         if tensor is None or not is_wanted(name, wanted):
-            results.append(output.new_empty(0))
+            results.append(None)
             continue
         result = torch.empty(tensor.shape, dtype=tensor.dtype)
         setattr(call, f"d_{name}", result.data_ptr() or None)

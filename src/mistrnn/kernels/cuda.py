@@ -8,16 +8,15 @@ E trials, T time, B batch, I input, H hidden, G rows of the parameters, M memory
 
 import ctypes
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from mistrnn.kernels import _nvrtc, wide
-from mistrnn.kernels._arguments import Arguments, numbers, pointers
-from mistrnn.kernels._nvrtc import Kernels, OuterKernel
+from mistrnn.kernels import _nvrtc
+from mistrnn.kernels._arguments import numbers, pointers
+from mistrnn.kernels._nvrtc import OuterKernel
+from mistrnn.kernels._run import DTYPES, Plan, Run, current, current_stream, plan_of
 from mistrnn.kernels._variant import (
     MAX_DELAY,
     MAX_DELAYS,
@@ -26,31 +25,14 @@ from mistrnn.kernels._variant import (
     OLDEST_WITH_CLUSTERS,
     OuterVariant,
     Problem,
-    Variant,
     block_memory,
 )
 from mistrnn.kernels._wide import WideVariant
-from mistrnn.kernels.choices import capability_of, choose, fitting, outer_variant, ranges_of
-from mistrnn.kernels.contract import (
-    CELLS,
-    DIFFERENTIABLE,
-    INPUTS,
-    PROBES,
-    Inputs,
-    Settings,
-    check,
-    is_wanted,
-    saved_dtype,
-    there,
-)
-
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+from mistrnn.kernels.choices import capability_of, fitting, outer_variant, ranges_of
+from mistrnn.kernels.contract import CELLS, DIFFERENTIABLE, Inputs, Settings, is_wanted, there
 
 OLDEST = 80
 """The least compute capability, times ten: earlier GPUs have no bfloat16."""
-
-MOST_TRIALS = 65_535
-"""Blocks along one axis of a launch."""
 
 PARTS = {"highest": 3, "high": 2, "medium": 2}
 """bfloat16 parts of a float32 operand, by torch.get_float32_matmul_precision(): all 24 bits, or 16.
@@ -104,210 +86,37 @@ def parts_of(x: Tensor) -> int:  # [T, B, I]
     return PARTS["highest" if x.size(1) == 1 else torch.get_float32_matmul_precision()]
 
 
-class _Run:
-    """One call: its tensors in the type that the kernel computes in, its sizes, and the arguments under way."""
-
-    def __init__(self, cell: str, inputs: Inputs, settings: Settings, device: str, enter: bool = True) -> None:
-        check(cell, inputs, settings, device, DTYPES)
-        self.cell, self.settings = cell, settings
-        self.dtype = there(inputs, "x").dtype
-        self.real = saved_dtype(self.dtype)
-        self.inputs: dict[str, Tensor | None] = {
-            name: tensor.to(self.real) if tensor is not None and _is_converted(name, tensor, self.real) else tensor
-            for name, tensor in inputs.items()
-        }
-        self.x, self.initial = there(self.inputs, "x"), there(self.inputs, "initial_h")
-        self.E, self.T, self.B, self.I = self.x.shape
-        if self.E > MOST_TRIALS:
-            raise ValueError(f"{cell}: expected at most {MOST_TRIALS} trials at once on a GPU, got {self.E}.")
-        self.M, self.H = self.initial.size(1), self.initial.size(3)
-        self.inline = self.I == 1
-        self.origin = self._origin()
-        self.arguments = Arguments(E=self.E, T=self.T, B=self.B, zoneout=settings.zoneout)
-        self._alive: list[Tensor] = []
-        if not enter:
-            return
-        x = self.x if self.x.stride(3) == 1 or self.I == 1 else self.x.contiguous()
-        self.arguments.x_trial, self.arguments.x_time, self.arguments.x_sequence, _ = x.stride()
-        self._enter("x", x)
-        for name in INPUTS[1:]:
-            if name not in ("reset", *PROBES):
-                self.point(name, self.inputs[name])
-        self.point("origin", self.origin)
-
-    def _origin(self) -> Tensor | None:
-        """Return, for each step, the newest one at which its sequence began afresh, or one before everything."""
-        reset = self.inputs["reset"]
-        if reset is None or not self.T:
-            return None
-        steps = torch.arange(self.T, device=reset.device, dtype=torch.int32).view(1, -1, 1)
-        return torch.where(reset, steps, -2 * MAX_DELAY).cummax(1).values.to(torch.int32)
-
-    def problem(self, backward: bool) -> Problem:
-        given, settings = self.inputs, self.settings
-        return Problem(
-            cell=self.cell,
-            backward=backward,
-            hidden=int(self.H),
-            inline=self.inline,
-            delays=tuple(settings.delays),
-            memory=int(self.M),
-            parts=settings.parts,
-            double=self.real == torch.float64,
-            bias=given["bias"] is not None,
-            bias_hn=given["bias_hn"] is not None,
-            norm=given["gain"] is not None,
-            reset=self.origin is not None,
-            lengths=given["lengths"] is not None,
-            reverse=settings.reverse,
-            zoneout=1 if given["keep_h"] is not None else 2 if settings.zoneout else 0,
-            dropout=given["dropout"] is not None,
-            save=settings.save,
-            probe=backward and given["probe_h"] is not None,
-        )
-
-    def point(self, name: str, tensor: Tensor | None) -> None:
-        """Enter a tensor into the arguments, contiguous but for its trial axis."""
-        if tensor is None or not tensor.numel():
-            return
-        shared = tensor.stride(0) == 0 and tensor.size(0) > 1  # one tensor for all trials
-        tensor = tensor[0].contiguous() if shared else tensor.contiguous()
-        if tensor.data_ptr() % 16:  # what the kernels read at once
-            tensor = tensor.clone()
-        if hasattr(Arguments, f"{name}_trial"):
-            setattr(self.arguments, f"{name}_trial", 0 if shared else tensor.stride(0))
-        self._enter(name, tensor)
-
-    def _enter(self, name: str, tensor: Tensor) -> None:
-        setattr(self.arguments, name, tensor.data_ptr() or None)
-        self._alive.append(tensor)
-
-    def new(self, name: str, *shape: int) -> Tensor:
-        """Make a tensor for the kernel to write."""
-        try:
-            tensor = torch.empty(shape, dtype=self.real, device=self.x.device)
-        except torch.OutOfMemoryError as error:
-            raise torch.OutOfMemoryError(
-                f"{self.cell}: expected memory for {self.E} trials of {self.B} sequences of {self.T} steps with {self.H} "
-                f"units, and there is not enough on {self.x.device}; about {self._trials_that_fit()} would fit. ({error})"
-            ) from error
-        self._enter(name, tensor)
-        return tensor
-
-    def _trials_that_fit(self) -> int:
-        """Return how many trials the memory that is free, or torch's own in reserve, would hold, forwards and backwards."""
-        device = self.x.device
-        reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        free = torch.cuda.mem_get_info(device)[0] + reserve
-        variant = self.variant(backward=True)
-        problem, rows = variant.problem, self.T * self.B
-        needed = rows * (2 * self.H + problem.column_stride + problem.mixed_stride * (self.cell == "mist"))
-        needed += variant.saved_numbers(self.T, self.B) + variant.ring_numbers(self.T, self.B)
-        return int(free // (needed * self.real.itemsize))
-
-    def variant(self, backward: bool, saved: Tensor | None = None) -> Variant | WideVariant:
-        """Return the variant for this run; backwards it is the one that left the records."""
-        cluster = None if saved is None else _cluster_of(saved)
-        problem = self.problem(backward)
-        if self.inputs["probe_h"] is not None:  # which the run backwards will write
-            cluster = cluster or choose(replace(problem, probe=True), self.E, self.B, self.x.device).cluster
-        return choose(problem, self.E, self.B, self.x.device, cluster)
-
-    def launch(self, variant: Variant | WideVariant) -> None:
-        """Lay out the weights and run all steps."""
-        if size := variant.ring_numbers(self.T, self.B):
-            self.new("ring", self.E, size)
-        device = self.x.device
-        if isinstance(variant, WideVariant):
-            with _current(device):
-                wide.run(variant, self.arguments, self.M, device, current_stream(device))
-            return
-        kernels, stream = load(variant, device), current_stream(device)
-        variant = kernels.variant  # as it was settled when it was compiled
-        self.arguments.saved_block = variant.saved_size(self.T)
-        if variant.tiles:
-            size = self.E * variant.launch.cluster * variant.tiles * variant.problem.parts * 512
-            self._enter("packed", torch.empty(size, dtype=torch.uint8, device=device))
-        with _current(device):
-            if variant.tiles:
-                kernels.pack(self.arguments, self.E, stream)
-            kernels.run(self.arguments, self.E, self.B, stream)
-
-    def by_step(self, tensor: Tensor) -> Tensor:  # [E, T, B, ...]
-        """Turn each sequence around within its length if the run reads it from its end."""
-        if not self.settings.reverse:
-            return tensor
-        lengths, steps = self.inputs["lengths"], torch.arange(self.T, device=tensor.device).view(1, -1, 1)
-        if lengths is None:
-            return tensor.flip(1)
-        ends = lengths.unsqueeze(1)
-        source = torch.where(steps < ends, ends - 1 - steps, steps).unsqueeze(-1)
-        return tensor.gather(1, source.expand(tensor.shape))
-
-
-def _is_converted(name: str, tensor: Tensor, dtype: torch.dtype) -> bool:
-    return tensor.dtype != dtype and tensor.is_floating_point() and name not in PROBES  # nobody reads a probe
-
-
-@cache
-def load(variant: Variant, device: torch.device) -> Kernels:
-    """Return a variant's kernels on a device."""
-    with torch.cuda.device(device):
-        torch.cuda.current_stream(device)  # the context that the module is loaded into
-        return Kernels(variant)
-
-
-def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Make a GPU the current one, whose context a launch needs."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def current_stream(device: torch.device) -> int:
-    """Return torch's current stream as the driver knows it."""
-    return torch.cuda.current_stream(device).cuda_stream
-
-
 def saved_shape(cell: str, inputs: Inputs, settings: Settings) -> tuple[int, ...]:
     """Return the shape of what a run saves, from tensors that need not hold anything."""
-    run = _Run(cell, inputs, settings, there(inputs, "x").device.type, enter=False)
-    return _saved_shape(run, run.variant(backward=False))
-
-
-def _saved_shape(run: _Run, variant: Variant | WideVariant) -> tuple[int, int]:
-    """Return the shape of all records: those of a trial are a multiple of 64 numbers, and what comes on top tells the cluster.
-
-    The run backwards may have more trials, and would choose another one.
-    """
-    return run.E, variant.saved_numbers(run.T, run.B) + 4 * variant.cluster
+    return Plan(cell, inputs, settings, there(inputs, "x").device.type, backward=False).saved_shape
 
 
 def _cluster_of(saved: Tensor) -> int:
     return saved.size(1) % 64 // 4
 
 
-def forward(cell: str, inputs: Inputs, settings: Settings, device: str = "cuda") -> tuple[Tensor, ...]:
-    """Return output [E, T, B, H], the final h and c [E, M, B, H] (c only of LSTM, else empty), and what is saved."""
-    run = _Run(cell, inputs, settings, device)
+def forward(cell: str, inputs: Inputs, settings: Settings, device: str = "cuda") -> tuple[Tensor | None, ...]:
+    """Return output [E, T, B, H], the final h and c [E, M, B, H] (c only of LSTM), and what is saved, if anything is."""
+    plan = plan_of(cell, inputs, settings, device, backward=False)
+    run = Run(plan, inputs)
     output = run.new("output", run.E, run.T, run.B, run.H)
     final_h = run.new("final_h", run.E, run.M, run.B, run.H)
-    final_c = run.new("final_c", run.E, run.M, run.B, run.H) if cell == "lstm" else final_h.new_empty(0)
-    variant = run.variant(backward=False)
-    saved = run.new("saved", *_saved_shape(run, variant))
+    final_c = run.new("final_c", run.E, run.M, run.B, run.H) if cell == "lstm" else None
+    saved = run.new("saved", *plan.saved_shape)
     run.arguments.saved_trial = saved.stride(0)
-    if not run.inline:
+    if not plan.problem.inline:
         projected = _product(run.x.flatten(1, 2), there(run.inputs, "weight_ih").mT)
         bias = run.inputs["bias"]
         if bias is not None and run.inputs["gain"] is None:
             projected += bias.unsqueeze(1)
         run.point("projected", projected)
     if run.E and run.B:
-        run.launch(variant)
-    if isinstance(variant, WideVariant):  # whose kernels leave the states where they are
+        run.launch()
+    if isinstance(plan.variant, WideVariant):  # whose kernels leave the states where they are
         states = output if run.T >= run.M else torch.cat([run.initial, output], 1)
         final_h.copy_(states[:, states.size(1) - run.M :])
-    if not settings.save:
-        saved = saved.new_empty(0)
-    return output.to(run.dtype), final_h.to(run.dtype), final_c.to(run.dtype), saved
+    results = [None if result is None else result.to(plan.dtype) for result in (output, final_h, final_c)]
+    return *results, saved if settings.save else None
 
 
 def backward(
@@ -319,67 +128,66 @@ def backward(
     settings: Settings,
     wanted: Sequence[bool],
     device: str = "cuda",
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor | None, ...]:
     """Return the gradients of DIFFERENTIABLE, from those of output, final_h and final_c.
 
-    `wanted` says of x, the parameters, the initial state and the probes whether theirs are wanted; the others are empty.
+    `wanted` says of x, the parameters, the initial state and the probes whether theirs are wanted; the others are None.
     """
-    run = _Run(cell, inputs, settings._replace(save=True), device)
-    if saved.numel() == 0:  # the run forwards did not know that it would be asked
-        saved = forward(cell, inputs, settings._replace(save=True), device)[3]
-    variant = run.variant(backward=True, saved=saved)
-    problem = variant.problem
-    output = output.to(run.real)
+    if not settings.save:  # the run forwards did not know that it would be asked
+        settings = settings._replace(save=True)
+    if saved.numel() == 0:
+        *_, again = forward(cell, inputs, settings, device)
+        assert again is not None
+        saved = again
+    plan = plan_of(cell, inputs, settings, device, backward=True, cluster=_cluster_of(saved))
+    run, problem = Run(plan, inputs), plan.problem
+    output = output.to(plan.real)
     run.point("output", output)
     run.point("saved", saved)
     d_output = gradients["d_output"]
     if d_output is not None and d_output.numel():
-        d_output = d_output.to(run.real)
+        d_output = d_output.to(plan.real)
         d_output = d_output if d_output.stride(3) == 1 else d_output.contiguous()
-        run._enter("d_output", d_output)
-        strides = ("d_output_trial", "d_output_time", "d_output_sequence")
-        for name, stride in zip(strides, d_output.stride(), strict=False):
-            setattr(run.arguments, name, stride)
+        run.enter_strided("d_output", d_output)
     for name in ("d_final_h", "d_final_c"):
         gradient = gradients[name]
-        run.point(name, None if gradient is None else gradient.to(run.real))
-    dz = run.new("dz", run.E, run.T, run.B, problem.column_stride)[..., : problem.columns]
-    sums = run.new("sums", run.E, variant.blocks(run.B), problem.kinds, problem.columns)
-    mixed = run.new("mixed", run.E, run.T, run.B, problem.mixed_stride)[..., : run.H] if cell == "mist" else dz
+        run.point(name, None if gradient is None else gradient.to(plan.real))
+    dz = run.new("dz", run.E, run.T, run.B, problem.column_stride)
+    sums = run.new("sums", run.E, plan.blocks, problem.kinds, problem.columns)
+    mixed = run.new("mixed", run.E, run.T, run.B, problem.mixed_stride) if cell == "mist" else dz
     results: dict[str, Tensor] = {}
     for name, slots in (("initial_h", run.M), ("initial_c", run.M), ("probe_h", run.T), ("probe_c", run.T)):
         if is_wanted(name, wanted) and inputs[name] is not None:
             results[name] = run.new(f"d_{name}", run.E, slots, run.B, run.H)
     if run.E and run.B:
-        run.launch(variant)
+        run.launch()
+    dz = dz[..., : problem.columns]
     if is_wanted("weight_hh", wanted):
-        results |= _parameter_gradients(run, problem, dz, sums.sum(1), mixed, output)
+        results |= _parameter_gradients(run, problem, dz, sums, mixed, output)
     if is_wanted("x", wanted):
         rows = there(inputs, "weight_ih").size(1)
         d_x = _product(dz[..., :rows].flatten(1, 2), there(run.inputs, "weight_ih"))
         results["x"] = run.by_step(d_x.view(run.E, run.T, run.B, run.I))
     return tuple(
-        results[name].to(run.dtype)
-        if name in results and inputs[name] is not None
-        else dz.new_empty(0, dtype=run.dtype)
+        results[name].to(plan.dtype) if name in results and inputs[name] is not None else None
         for name in DIFFERENTIABLE
     )
 
 
 def _parameter_gradients(
-    run: _Run, problem: Problem, dz: Tensor, sums: Tensor, mixed: Tensor, output: Tensor
+    run: Run, problem: Problem, dz: Tensor, sums: Tensor, mixed: Tensor, output: Tensor
 ) -> dict[str, Tensor]:
-    """Return the gradients of all parameters; sums is [E, kinds, columns]."""
+    """Return the gradients of all parameters; sums is [E, blocks, kinds, columns]."""
     hidden, count, cell = run.H, len(problem.delays), run.cell
     rows = there(run.inputs, "weight_ih").size(1)
-    # Clones, because an operator's results may not share memory.
-    found = {"bias": sums[:, 0, :rows].clone()} if run.inputs["bias"] is not None else {}
+    # Each is added up by itself, because an operator's results may not share memory.
+    found = {"bias": sums[:, :, 0, :rows].sum(1)} if run.inputs["bias"] is not None else {}
     if problem.norm:
-        found["gain"] = sums[:, -1, :rows].clone()
+        found["gain"] = sums[:, :, -1, :rows].sum(1)
     if cell == "gru":
-        found["bias_hn"] = sums[:, 0, 3 * hidden :].clone()
+        found["bias_hn"] = sums[:, :, 0, 3 * hidden :].sum(1)
     if problem.sums_x:
-        found["weight_ih"] = sums[:, 1, :rows].unsqueeze(-1).clone()
+        found["weight_ih"] = sums[:, :, 1, :rows].sum(1).unsqueeze(-1)
     else:
         x = run.by_step(run.x)
         lengths = run.inputs["lengths"]
@@ -389,7 +197,7 @@ def _parameter_gradients(
         found["weight_ih"] = _outer(run, dz[..., :rows], x.contiguous())
     if cell == "mist":
         gates = _against_past(run, dz[..., : count + hidden], 1, output)
-        last = _outer(run, dz[..., count + hidden :], mixed)
+        last = _outer(run, dz[..., count + hidden :], mixed[..., :hidden])
         found["weight_hh"] = torch.cat([gates, last], 1)
     elif cell == "narx":
         found["weight_hh"] = torch.cat([_against_past(run, dz, delay, output) for delay in problem.delays], 2)
@@ -410,7 +218,7 @@ def _severed(periods: tuple[int, ...], hidden: int, device: torch.device) -> Ten
     return of_units.unsqueeze(1) > of_units
 
 
-def _against_past(run: _Run, dz: Tensor, delay: int, output: Tensor) -> Tensor:
+def _against_past(run: Run, dz: Tensor, delay: int, output: Tensor) -> Tensor:
     """Return the sum over all steps and sequences of dz at a step times the state so many steps before, [E, rows, H]."""
     before = run.initial[:, run.M - delay : run.M - delay + min(delay, run.T)]  # what the first steps read
     if run.origin is None and run.inputs["dropout"] is None and not run.settings.reverse:
@@ -440,7 +248,7 @@ class OuterArguments(ctypes.Structure):
     )
 
 
-def _outer(run: _Run, dz: Tensor, read: Tensor, before: Tensor | None = None) -> Tensor:
+def _outer(run: Run, dz: Tensor, read: Tensor, before: Tensor | None = None) -> Tensor:
     """Return the sum over steps and sequences of dz [E, T, B, rows] times what was read, [E, rows, columns].
 
     `read` [E, T, B, columns] holds what was read at each step; with `before` [E, d, B, columns], what was read d steps later.
@@ -466,7 +274,7 @@ def _outer(run: _Run, dz: Tensor, read: Tensor, before: Tensor | None = None) ->
         arguments.first_trial, arguments.first_step, _ = first.stride()
         arguments.before = first.size(1)
     kernel = load_outer(variant, run.x.device)
-    with _current(run.x.device):
+    with current(run.x.device):
         kernel.run(arguments, (ranges, blocks, trials), current_stream(run.x.device))
     return result.sum(0) if ranges > 1 else result[0]
 

@@ -4,8 +4,9 @@ Every tensor has a trial axis in front: vmap folds its own axis into it, so that
 
 An operator registered with torch.library carries what export, torch.compile and ordinary autograd need, but torch.func.grad
 cannot see through it (torch 2.13). An autograd.Function can be transformed by torch.func, but torch.compile stumbles over
-one whose backward pass is again a Function. So `run` takes the operator itself under torch.compile and export, and a
-Function around it otherwise.
+one whose backward pass is again a Function. So `run` takes the operator itself under torch.compile and export, a Function
+around it under torch.func, and otherwise, where a small layer would wait longer for Python than for its kernels, another
+Function with as little around them as can be.
 """
 
 import inspect
@@ -40,10 +41,16 @@ _COUNT = len(INPUTS)
 
 
 def run(cell: str, inputs: Sequence[Tensor | None], settings: Settings) -> Tensors:
-    """Return output [E, T, B, H], final h and final c [E, M, B, H] (c empty but for LSTM), from INPUTS."""
-    function = getattr(torch.ops.mistrnn, cell) if torch.compiler.is_compiling() else partial(_Forward.apply, cell)
-    output, final_h, final_c, _ = function(*inputs, *settings)
-    return output, final_h, final_c
+    """Return output [T, B, H], final h and (of LSTM) c [M, B, H] of one trial, from INPUTS without the trial axis."""
+    compiling = torch.compiler.is_compiling()
+    if not compiling and not torch._C._are_functorch_transforms_active() and (device := _direct(inputs)):
+        if settings.save:
+            found: Tensors = _OneTrial.apply(device, cell, settings, *inputs)  # type: ignore[no-untyped-call]
+            return found
+        return _run_one_trial(device, cell, settings, inputs)[0]
+    function = getattr(torch.ops.mistrnn, cell) if compiling else partial(_Forward.apply, cell)
+    results = function(*_with_trial_axis(inputs), *settings)
+    return tuple(result.squeeze(0) for result in results[: 3 if cell == "lstm" else 2])
 
 
 def register(cell: str, plain: Plain) -> None:
@@ -51,8 +58,15 @@ def register(cell: str, plain: Plain) -> None:
     _plain_forms[cell] = plain
 
     def forward(device: ModuleType, *arguments: Any) -> Tensors:
-        found: Tensors = device.forward(cell, _named(arguments), Settings(*arguments[_COUNT:]))
-        return found
+        inputs = _named(arguments)
+        output, final_h, final_c, saved = device.forward(cell, inputs, Settings(*arguments[_COUNT:]))
+        nothing = output.new_empty(0) if final_c is None else final_c
+        return (
+            output,
+            final_h,
+            nothing,
+            output.new_empty(0, dtype=saved_dtype(output.dtype)) if saved is None else saved,
+        )
 
     def forward_shapes(*arguments: Any) -> Tensors:
         inputs, settings = _named(arguments), Settings(*arguments[_COUNT:])
@@ -75,8 +89,8 @@ def register(cell: str, plain: Plain) -> None:
     def backward(device: ModuleType, *arguments: Any) -> Tensors:
         gradients, inputs, output, saved, settings, wanted = _backward_arguments(arguments)
         named = dict(zip(_GRADIENTS, gradients, strict=True))
-        found: Tensors = device.backward(cell, named, _named(inputs), output, saved, settings, wanted)
-        return found
+        found = device.backward(cell, named, _named(inputs), output, saved, settings, wanted)
+        return tuple(output.new_empty(0) if gradient is None else gradient for gradient in found)
 
     def backward_shapes(*arguments: Any) -> Tensors:
         _, inputs, output, _, _, wanted = _backward_arguments(arguments)
@@ -93,9 +107,7 @@ def register(cell: str, plain: Plain) -> None:
             f"mistrnn::{name}", partial(function, cpu), mutates_args=(), device_types="cpu", schema=schema
         )
         operator.register_kernel("cuda", partial(function, cuda))
-        for device in (cpu, cuda):
-            way = "forward" if function is forward else "backward"
-            _implementations[f"{cell} {way}", device.__name__.rsplit(".", 1)[1]] = partial(function, device)
+        _implementations[name] = function
         operator.register_fake(shapes)
         operator.register_vmap(_folding(operator))
         operator.register_autograd(
@@ -103,31 +115,101 @@ def register(cell: str, plain: Plain) -> None:
         )
 
 
-_implementations: dict[tuple[str, str], Callable[..., Tensors]] = {}
-"""What computes a cell, by ("cell forward" or "cell backward", device)."""
+_DEVICES: dict[str, ModuleType] = {"cpu": cpu, "cuda": cuda}
+
+_implementations: dict[str, Callable[..., Tensors]] = {}
+"""What an operator computes, by its name, given the module of the device."""
 
 
-def _call(cell: str, way: str, arguments: Sequence[Any]) -> Tensors:
-    """Call the operator, or what it stands for where nobody would see the difference.
+def _direct(tensors: Sequence[Tensor | None]) -> ModuleType | None:
+    """Return what computes on these tensors' device, if nobody would see the difference to the operator; else None.
 
     On ordinary tensors its book-keeping takes longer than a small layer, and its first call loads all of torch's compiler.
     """
-    tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
-    implementation = _implementations.get((f"{cell} {way}", tensors[0].device.type))
+    given = [tensor for tensor in tensors if tensor is not None]
     # Batched tensors and the like have no memory of their own, and subclasses may mean something else by it.
-    ordinary = all(type(tensor) in (Tensor, Parameter) and torch._C._has_storage(tensor) for tensor in tensors)
-    watched = torch._C._len_torch_dispatch_stack() > 0 or not ordinary
-    if implementation is None or watched:
-        operator = getattr(torch.ops.mistrnn, cell if way == "forward" else f"{cell}_backward")
-        found: Tensors = operator(*arguments)
+    ordinary = _ORDINARY.issuperset(map(type, given)) and all(map(torch._C._has_storage, given))
+    watched = torch._C._len_torch_dispatch_stack() > 0
+    return _DEVICES.get(given[0].device.type) if ordinary and not watched else None
+
+
+_ORDINARY = {Tensor, Parameter}
+
+
+def _call(name: str, arguments: Sequence[Any]) -> Tensors:
+    """Call an operator, or directly what it stands for."""
+    device = _direct([argument for argument in arguments if isinstance(argument, Tensor)])
+    if device is None:
+        found: Tensors = getattr(torch.ops.mistrnn, name)(*arguments)
         return found
-    return implementation(*arguments)
+    return _implementations[name](device, *arguments)
+
+
+def _gradients(
+    cell: str,
+    gradients: Sequence[Tensor | None],
+    tensors: Sequence[Tensor | None],
+    output: Tensor,
+    saved: Tensor,
+    settings: Sequence[Any],
+    needed: Sequence[bool],
+) -> list[Tensor | None]:
+    """Return the gradients of DIFFERENTIABLE that are needed, from those of the outputs; differentiable if they must be."""
+    if all(gradient is None for gradient in gradients):
+        return [None] * len(needed)
+    wanted = [needed[0], any(needed[1:6]), any(needed[6:8]), any(needed[8:])]
+    transformed = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+    device = None if transformed else _direct((*gradients, *tensors, output, saved))
+    if device is None:
+        found = _Backward.apply(cell, *gradients, *tensors, output, saved, *settings, wanted)  # type: ignore[no-untyped-call]
+    else:
+        named = dict(zip(_GRADIENTS, gradients, strict=True))
+        found = device.backward(cell, named, _named(tensors), output, saved, Settings(*settings), wanted)
+    return [value if need else None for value, need in zip(found, needed, strict=True)]
+
+
+class _OneTrial(torch.autograd.Function):
+    """One trial of ordinary tensors: autograd need not follow the trial axis, which comes and goes inside."""
+
+    @staticmethod
+    def forward(ctx: Any, device: ModuleType, cell: str, settings: Settings, *inputs: Tensor | None) -> Tensors:
+        results, saved = _run_one_trial(device, cell, settings, inputs)
+        ctx.cell, ctx.settings = cell, settings
+        ctx.save_for_backward(*inputs, results[0], saved)
+        ctx.set_materialize_grads(False)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        *tensors, saved = ctx.saved_tensors
+        *inputs, output = _with_trial_axis(tensors)
+        given = _with_trial_axis((*gradients, None)[: len(_GRADIENTS)])
+        needed = ctx.needs_input_grad[3 : 3 + len(DIFFERENTIABLE)]
+        assert output is not None
+        found = _gradients(ctx.cell, given, inputs, output, saved, ctx.settings, needed)
+        return None, None, None, *(None if d is None else d.squeeze(0) for d in found), *_NO_GRADIENTS
+
+
+_NO_GRADIENTS = (None,) * (_COUNT - len(DIFFERENTIABLE))
+
+
+def _run_one_trial(
+    device: ModuleType, cell: str, settings: Settings, inputs: Sequence[Tensor | None]
+) -> tuple[Tensors, Tensor | None]:
+    """Return output, final h and (of LSTM) c without the trial axis, and what is saved, with it."""
+    *results, saved = device.forward(cell, _named(_with_trial_axis(inputs)), settings)
+    # In place: a view that is made in here could not be written to by the caller.
+    return tuple(result.squeeze_(0) for result in results if result is not None), saved
+
+
+def _with_trial_axis(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    return [None if tensor is None else tensor.unsqueeze(0) for tensor in tensors]
 
 
 class _Forward(torch.autograd.Function):
     @staticmethod
     def forward(cell: str, *arguments: Any) -> Tensors:
-        return _call(cell, "forward", arguments)
+        return _call(cell, arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
@@ -139,13 +221,8 @@ class _Forward(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         *tensors, output, saved = ctx.saved_tensors
         needed = ctx.needs_input_grad[1 : 1 + len(DIFFERENTIABLE)]
-        wanted = [needed[0], any(needed[1:6]), any(needed[6:8]), any(needed[8:])]
-        nothing = (None,) * (1 + _COUNT + len(Settings._fields))
-        if all(gradient is None for gradient in gradients[:3]):
-            return nothing
-        found = _Backward.apply(ctx.cell, *gradients[:3], *tensors, output, saved, *ctx.settings, wanted)  # type: ignore[no-untyped-call]
-        kept = [value if need else None for value, need in zip(found, needed, strict=True)]
-        return (None, *kept, *nothing[1 + len(kept) :])
+        found = _gradients(ctx.cell, gradients[:3], tensors, output, saved, ctx.settings, needed)
+        return None, *found, *_NO_GRADIENTS, *(None,) * len(Settings._fields)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], cell: str, *arguments: Any) -> tuple[Tensors, tuple[int, ...]]:
@@ -155,7 +232,7 @@ class _Forward(torch.autograd.Function):
 class _Backward(torch.autograd.Function):
     @staticmethod
     def forward(cell: str, *arguments: Any) -> Tensors:
-        return _call(cell, "backward", arguments)
+        return _call(f"{cell}_backward", arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:

@@ -29,7 +29,7 @@ def load(variant: WideVariant, device: torch.device) -> WideKernels:
         return WideKernels(variant)
 
 
-def run(variant: WideVariant, arguments: Arguments, memory: int, device: torch.device, stream: int) -> None:
+def run(variant: WideVariant, memory: int, device: torch.device, arguments: Arguments, stream: int) -> None:
     """Run all steps; `memory` is the number of states before the first one."""
     trials, steps, batch = arguments.E, arguments.T, arguments.B
     problem, kernels = variant.problem, load(variant, device)

@@ -91,10 +91,8 @@ def fused(cell: str, delays: Sequence[int], given: Run) -> Result:
         save=torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs),
         parts=cuda.parts_of(given.x) if given.x.is_cuda else 0,
     )
-    # One call is one trial: the operators' trial axis has length 1 here, and vmap makes it longer.
-    found = ops.run(cell, [None if tensor is None else tensor.unsqueeze(0) for tensor in inputs], settings)
-    output, *finals = (value.squeeze(0) for value in found)
-    return output, tuple(finals[: len(given.initial)])
+    output, *finals = ops.run(cell, inputs, settings)
+    return output, tuple(finals)
 
 
 def register(cell: str, reference: Reference) -> None:

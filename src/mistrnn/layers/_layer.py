@@ -99,6 +99,7 @@ class RecurrentLayer(nn.Module, ABC):
                 f"{name}: expected at least 2 units to normalise together, because one alone always becomes 0, got "
                 f"hidden_size={hidden_size} in groups of 1."
             )
+        self._short_names = tuple(self._parameter_shapes(self.input_size))
         for layer in range(self.num_layers):
             layer_inputs = self.input_size if layer == 0 else self.output_size
             for direction in range(self.directions):
@@ -371,7 +372,7 @@ class RecurrentLayer(nn.Module, ABC):
 
     def _weights(self, layer: int, direction: int) -> Weights:
         suffix = _suffix(layer, direction)
-        return {short: getattr(self, short + suffix) for short in self._parameter_shapes(self.input_size)}
+        return {short: getattr(self, short + suffix) for short in self._short_names}
 
     def _project(self, x: Tensor, weights: Weights) -> Tensor:
         """Return the input's share of all pre-activations, [..., G]; with layer norm the bias comes after the norm."""

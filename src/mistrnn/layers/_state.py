@@ -45,7 +45,8 @@ class StateForm:
 
     def pack(self, parts: Sequence[tuple[Tensor, ...]]) -> State:
         """Return what `unpack` takes apart."""
-        stacked = [torch.stack(part) for part in zip(*parts, strict=True)]  # [N, M, B, H] each, [N, B] the clock
+        # [N, M, B, H] each, [N, B] the clock; a single layer's state is new, so that it need not be copied.
+        stacked = [torch.stack(part) if self.count > 1 else part[0].unsqueeze(0) for part in zip(*parts, strict=True)]
         if not self.keeps_history:
             stacked[: len(self.components)] = [part.squeeze(1) for part in stacked[: len(self.components)]]
         if self.batch is None:
