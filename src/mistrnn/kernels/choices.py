@@ -16,7 +16,15 @@ def choose(problem: Problem, trials: int, batch: int, device: torch.device, clus
     """Return the variant for a problem on a device; it is told the cluster if there are records of a run forwards."""
     if cluster is None:
         cluster = spread(problem, trials * -(-batch // Launch.rows), device)
-    return fitting(problem, capability_of(device), cluster)
+    found = fitting(problem, capability_of(device), cluster)
+    if not problem.backward and serves_one(found) and trials * batch * found.launch.cluster <= multiprocessors(device):
+        return replace(found, launch=replace(found.launch, rows=1))
+    return found
+
+
+def serves_one(variant: Variant) -> bool:
+    """Return whether the sequences of a variant's blocks can have blocks of their own: in float32, a unit a thread."""
+    return variant.problem.parts > 1 and variant.launch.stack == 1
 
 
 def spread(problem: Problem, groups: int, device: torch.device) -> int:

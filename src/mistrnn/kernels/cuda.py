@@ -253,7 +253,7 @@ class _Run:
         if size := variant.ring_size(self.T):
             self.new("ring", self.E, variant.blocks(self.B), size)
         if variant.tiles:
-            size = self.E * variant.launch.cluster * variant.tiles * variant.problem.parts * 512
+            size = self.E * variant.launch.cluster * variant.tiles * variant.pieces * 512
             self._enter("packed", torch.empty(size, dtype=torch.uint8, device=device))
         with _current(device):
             if variant.tiles:
@@ -305,7 +305,7 @@ def _saved_shape(run: _Run, variant: Variant) -> tuple[int, int]:
 
     The run backwards may have more trials, and would choose another one.
     """
-    return run.E, variant.blocks(run.B) * variant.saved_size(run.T) + 4 * variant.launch.cluster
+    return run.E, variant.saved_blocks(run.B) * variant.saved_size(run.T) + 4 * variant.launch.cluster
 
 
 def _cluster_of(saved: Tensor) -> int:
@@ -321,6 +321,8 @@ def forward(cell: str, inputs: Inputs, settings: Settings, device: str = "cuda")
     variant = run.variant(backward=False)
     saved = run.new("saved", *_saved_shape(run, variant))
     run.arguments.saved_trial = saved.stride(0)
+    if variant.alone and settings.save:
+        saved.zero_()  # the run backwards reads the places of eight sequences, however few there are
     if not run.inline:
         projected = _product(run.x.flatten(1, 2), there(run.inputs, "weight_ih").mT)
         bias = run.inputs["bias"]

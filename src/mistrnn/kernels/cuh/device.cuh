@@ -130,6 +130,7 @@ DEVICE float fast_reciprocal(float x) {
   return result;
 }
 DEVICE float as_float(unsigned bits) { return __uint_as_float(bits); }
+DEVICE unsigned as_bits(float value) { return __float_as_uint(value); }
 
 // Bring what will be read soon into the second-level cache.
 DEVICE void prefetch(const void* pointer) { asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(pointer))); }
