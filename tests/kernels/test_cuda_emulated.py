@@ -157,7 +157,7 @@ def test_layer_norm_over_a_cluster(name: str) -> None:
 @every_layer
 def test_odd_sizes_in_three_parts(name: str) -> None:
     hidden = 21 if name == "clockwork" else 7
-    assert errors(sized(name, hidden, input_size=2), 3, 2, 3) == {}
+    assert errors(sized(name, hidden, input_size=2), 3, 2, 4) == {}
 
 
 def test_one_unit_one_sequence_one_step() -> None:

@@ -40,6 +40,8 @@ REGISTERS_BESIDE = {
 }
 """Registers that a thread needs beside weights, without prefetched history: found by compiling, see tests/kernels."""
 
+REGISTERS_BESIDE_ALONE = {"rnn": 64, "clockwork": 64, "lstm": 60, "gru": 84, "narx": 48, "mist": 72}
+"""... of a thread that has one unit of one sequence."""
 
 VECTORS_BESIDE = {
     (cell, backward): {"rnn": 3, "clockwork": 3, "lstm": 6, "gru": 6, "narx": 4, "mist": 5}[cell] + 3 * backward
@@ -190,6 +192,11 @@ class Variant:
         return 16 * self.launch.stack * self.warps
 
     @property
+    def places(self) -> int:
+        """Units that a cluster has room for."""
+        return self.units * self.launch.cluster
+
+    @property
     def alone(self) -> bool:
         """Whether a block has one sequence; see block.cuh."""
         return self.launch.rows == 1
@@ -212,12 +219,13 @@ class Variant:
     @property
     def products(self) -> list[tuple[int, int]]:
         """For each product, how many matrices of the block's units stand on top of each other, and what they read."""
-        everyone, count = self.units * self.launch.cluster, len(self.problem.delays)
+        count, gates = len(self.problem.delays), self.problem.gates
+        # Places of units that do not exist come last: forwards there is nothing after them.
+        everyone = self.places if self.problem.backward else ceil(self.problem.hidden / 16) * 16
         if self.problem.cell == "mist":
             return [(1, everyone), (1, everyone + count)] if self.problem.backward else [(1, everyone), (1, everyone)]
         if self.problem.cell == "narx":
             return [(count, everyone)]
-        gates = self.problem.gates
         return [(1, gates * everyone)] if self.problem.backward else [(gates, everyone)]
 
     @property
@@ -260,7 +268,8 @@ class Variant:
     def _registers_beside(self) -> int:
         problem, launch = self.problem, self.launch
         count, vectors = len(problem.delays), self.values
-        beside = REGISTERS_BESIDE[problem.cell, problem.backward] + launch.spare
+        beside = REGISTERS_BESIDE_ALONE[problem.cell] if self.alone else REGISTERS_BESIDE[problem.cell, problem.backward]
+        beside += launch.spare
         if problem.cell == "mist":
             beside += (
                 (2 * count - 1) * vectors
@@ -281,7 +290,8 @@ class Variant:
     def u_stride(self) -> int:
         """From one sequence to the next in what a product reads, in bytes, without conflicts between banks."""
         parts, item = self.problem.parts, 8 if self.problem.double else 4
-        columns = max(self._wide(columns) * 16 * (self.launch.ranges if parts else 1) for _, columns in self.products)
+        ranges = self.launch.ranges if parts else 1
+        columns = max(self.places, *(self._wide(columns) * 16 * ranges for _, columns in self.products))
         if parts == 0 or self.alone:
             return columns * item
         used, offsets = columns * 2 * parts, (64,) if parts == 2 else (32, 96)
