@@ -268,7 +268,9 @@ class Variant:
     def _registers_beside(self) -> int:
         problem, launch = self.problem, self.launch
         count, vectors = len(problem.delays), self.values
-        beside = REGISTERS_BESIDE_ALONE[problem.cell] if self.alone else REGISTERS_BESIDE[problem.cell, problem.backward]
+        beside = (
+            REGISTERS_BESIDE_ALONE[problem.cell] if self.alone else REGISTERS_BESIDE[problem.cell, problem.backward]
+        )
         beside += launch.spare
         if problem.cell == "mist":
             beside += (

@@ -27,7 +27,7 @@ def choose(problem: Problem, trials: int, batch: int, device: torch.device, clus
 
 
 def serves_one(variant: Variant) -> bool:
-    """Return whether the sequences of a variant's blocks can have blocks of their own: forwards, in float32, a unit a thread."""
+    """Return whether sequences can have blocks of their own: forwards, in float32, a unit a thread."""
     return not variant.problem.backward and variant.problem.parts in MOST_BLOCKS_ALONE and variant.launch.stack == 1
 
 

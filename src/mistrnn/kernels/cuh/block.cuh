@@ -1,7 +1,7 @@
 // A block of threads that takes some sequences of one trial through all steps: what a cell sees of it.
 //
-// A block owns ROWS sequences, eight or a multiple, or a single one. A cluster of CLUSTER blocks shares the units among its blocks; each
-// computes its own ones for the same sequences and tells the others. A warp has 16 units (STACK times), and a thread has
+// A block owns ROWS sequences: eight, a multiple, or one alone. A cluster of CLUSTER blocks shares the units among its blocks;
+// each computes its own ones for the same sequences and tells the others. A warp has 16 units (STACK times), and a thread has
 // just those numbers of a tile that the tensor cores give it: two units of two sequences, so that what a product gives is
 // where the cell needs it. Value i of a thread belongs to
 //

@@ -4,8 +4,8 @@
 // 24), and the product is the sum of the products of parts that count: 1, 3 or 6 of them. Units stand on the rows of a tile
 // and sequences on its columns.
 //
-// A tile of A takes each lane 16 bytes per part (kPieces of them), packed beforehand in the order in which they are needed (`pack`). They lie
-// in registers as far as there are any, then in shared memory, then in the second-level cache.
+// A tile of A takes each lane 16 bytes per part (kPieces times), packed beforehand in the order in which they are needed
+// (`pack`). They lie in registers as far as there are any, then in shared memory, then in the second-level cache.
 //
 // One sequence alone (ROWS 1) is multiplied in plain float32: a lane has the weights by which rows q and q + 8 of a tile read
 // its four places along k, again 16 bytes each, and the four lanes of a row add up what they have.
