@@ -3,7 +3,6 @@
 import hashlib
 import multiprocessing
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
