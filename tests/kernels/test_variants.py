@@ -165,7 +165,7 @@ def test_sequences_have_blocks_of_their_own_while_multiprocessors_are_idle(monke
         asked = problem("mist", backward, 139, **options)
         return choices.choose(asked, trials, batch, torch.device("cuda")).launch.rows
 
-    assert [rows(1, 1), rows(1, 44), rows(1, 45), rows(11, 4), rows(45, 1)] == [1, 1, 8, 1, 8]
+    assert [rows(1, 1), rows(1, 44), rows(1, 45), rows(11, 4), rows(132, 1), rows(133, 1)] == [1, 1, 8, 1, 1, 8]
     assert [rows(1, 132, parts=3), rows(1, 133, parts=3)] == [1, 8]
     assert rows(1, 1, backward=True) == 8
     assert rows(1, 1, parts=1) == 8
