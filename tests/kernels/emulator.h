@@ -149,9 +149,13 @@ DEVICE float as_float(unsigned bits) {
   memcpy(&value, &bits, 4);
   return value;
 }
-DEVICE unsigned rounded_one(float value) {
+DEVICE unsigned as_bits(float value) {
   unsigned bits;
   memcpy(&bits, &value, 4);
+  return bits;
+}
+DEVICE unsigned rounded_one(float value) {
+  const unsigned bits = as_bits(value);
   if (value != value) return 0x7fff;
   return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from mistrnn.kernels import _nvrtc, _run, cuda, ops
+from mistrnn.kernels import _nvrtc, _run, choices, cuda, ops
 from mistrnn.kernels.contract import INPUTS, Settings
 from mistrnn.layers import LAYERS, LSTM, MIST, RNN, RecurrentLayer, _layer
 from mistrnn.training.capture import Captured
@@ -84,6 +84,17 @@ def test_odd_sizes(name: str, precision: str, hidden: int, batch: int, steps: in
     torch.set_float32_matmul_precision(precision)
     options: dict[str, Any] = {"mist": {"delays": 6}, "narx": {"delays": 3}}.get(name, {})
     assert broken(sized(name, hidden, input_size=1 + hidden % 2, **options), steps, batch) == {}
+
+
+@every_layer
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_few_sequences_in_one_block_keep_the_tolerance(
+    name: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_float32_matmul_precision(precision)
+    monkeypatch.setattr(choices, "serves_one", lambda variant: False)  # else each has a block of its own
+    for hidden, batch, steps in ((7, 3, 2), (100, 1, 129), (256, 3, 30)):
+        assert broken(sized(name, hidden, input_size=1 + hidden % 2), steps, batch) == {}
 
 
 @every_layer

@@ -115,6 +115,39 @@ def test_every_way_to_share_the_work(name: str, launch: Launch) -> None:
     assert errors(sized(name, 51), 2, 6, 19, launch) == {}
 
 
+@pytest.mark.parametrize("name", ["mist", "lstm"])
+def test_a_sequence_alone_sample_of_what_the_slow_tests_check(name: str) -> None:
+    assert errors(sized(name, 21), 3, 6, 2, Launch(rows=1, cluster=2)) == {}
+
+
+@pytest.mark.slow
+@every_layer
+@pytest.mark.parametrize(
+    "launch", [Launch(rows=1), Launch(rows=1, cluster=3), Launch(rows=1, ranges=2), Launch(rows=1, spare=250)]
+)
+def test_a_sequence_alone_equals_plain_and_leaves_records_for_the_run_backwards(name: str, launch: Launch) -> None:
+    assert errors(sized(name, 51), 3, 7, 9, launch) == {}
+
+
+@pytest.mark.slow
+@every_layer
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_a_sequence_alone_with_options_lengths_and_resets_equals_plain(name: str, training: bool, cluster: int) -> None:
+    with seeded(2):
+        layer = tame(small(name, hidden_size=18, num_layers=2, bidirectional=True, **REGULARISERS["all"]))
+        reset = torch.rand(15, 4) < 0.15
+    layer.train(training)
+    launch = Launch(rows=1, cluster=cluster)
+    assert errors(layer, 3, 15, 4, launch, lengths=[9, 15, 0, 12], reset=reset) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mist", "narx"])
+def test_a_sequence_alone_with_as_many_delays_as_can_be_equals_plain(name: str) -> None:
+    assert errors(sized(name, 5, delays=list(range(1, 17))), 3, 20, 2, Launch(rows=1)) == {}
+
+
 @pytest.mark.slow
 @every_layer
 def test_layer_norm_over_a_cluster(name: str) -> None:
@@ -125,7 +158,7 @@ def test_layer_norm_over_a_cluster(name: str) -> None:
 @every_layer
 def test_odd_sizes_in_three_parts(name: str) -> None:
     hidden = 21 if name == "clockwork" else 7
-    assert errors(sized(name, hidden, input_size=2), 3, 2, 3) == {}
+    assert errors(sized(name, hidden, input_size=2), 3, 2, 4) == {}
 
 
 def test_one_unit_one_sequence_one_step() -> None:

@@ -19,7 +19,7 @@ from mistrnn.kernels._variant import (
     Variant,
     block_memory,
 )
-from mistrnn.kernels.choices import MOST_COLUMN_TILES, MOST_ROW_TILES, fitting
+from mistrnn.kernels.choices import MOST_COLUMN_TILES, MOST_ROW_TILES, alone, fitting, serves_one
 from tests.layers.cases import every_layer
 
 ARCHITECTURES = (80, 90, 100)
@@ -79,6 +79,17 @@ def test_no_variant_of_full_precision_spills_registers(name: str, capability: in
 
 @every_layer
 @every_architecture
+@pytest.mark.parametrize("hidden", [100, 512])
+def test_no_variant_of_a_sequence_alone_spills_registers(name: str, capability: int, hidden: int) -> None:
+    hidden -= hidden % 8 if name == "clockwork" else 0
+    if capability < OLDEST_WITH_CLUSTERS:
+        hidden = min(hidden, 128)
+    found = fitting(problem(name, False, hidden, parts=3), capability, 1 if capability < OLDEST_WITH_CLUSTERS else 2)
+    assert spilled(alone(found)) == 0
+
+
+@every_layer
+@every_architecture
 def test_every_option_compiles(name: str, capability: int) -> None:
     options: list[dict[str, Any]] = [
         {"inline": False, "norm": True, "reset": True, "lengths": True, "reverse": True, "zoneout": 1, "dropout": True},
@@ -87,8 +98,11 @@ def test_every_option_compiles(name: str, capability: int) -> None:
         {"parts": 1},
     ]
     for chosen in options:
-        for backward in (False, True):
-            code, _ = _nvrtc.compile_now(fitting(problem(name, backward, 40, **chosen), capability))
+        variants = [fitting(problem(name, backward, 40, **chosen), capability) for backward in (False, True)]
+        if serves_one(variants[0]):
+            variants.append(alone(variants[0]))
+        for variant in variants:
+            code, _ = _nvrtc.compile_now(variant)
             assert code[:4] == b"\x7fELF"
 
 
@@ -139,9 +153,39 @@ def test_few_sequences_are_spread_while_multiprocessors_are_idle(monkeypatch: py
         for backward in (False, True):
             found = choices.choose(problem("mist", backward, hidden), trials, batch, device)
             assert found.launch.cluster == expected
-            assert (
-                choices.choose(problem("mist", backward, hidden), 1000, batch, device, expected).launch == found.launch
-            )
+            told = choices.choose(problem("mist", backward, hidden), 1000, batch, device, expected)
+            assert (told.launch.cluster, told.launch.rows) == (expected, 8)
+
+
+def test_sequences_have_blocks_of_their_own_while_multiprocessors_are_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "capability_of", lambda device: 90)
+    monkeypatch.setattr(choices, "multiprocessors", lambda device: 132)
+
+    def rows(trials: int, batch: int, backward: bool = False, **options: Any) -> int:
+        asked = problem("mist", backward, 139, **options)
+        return choices.choose(asked, trials, batch, torch.device("cuda")).launch.rows
+
+    assert [rows(1, 1), rows(1, 44), rows(1, 45), rows(11, 4), rows(132, 1), rows(133, 1)] == [1, 1, 8, 1, 1, 8]
+    assert [rows(1, 132, parts=3), rows(1, 133, parts=3)] == [1, 8]
+    assert rows(1, 1, backward=True) == 8
+    assert rows(1, 1, parts=1) == 8
+    assert rows(1, 1, parts=0, double=True) == 8
+
+
+def test_a_sequence_alone_has_more_warps_where_registers_are_short() -> None:
+    def ranges(name: str, hidden: int, cluster: int, **options: Any) -> int:
+        return alone(fitting(problem(name, False, hidden, parts=3, **options), 90, cluster)).launch.ranges
+
+    assert [ranges("mist", 139, 3), ranges("lstm", 100, 2), ranges("lstm", 139, 3)] == [1, 1, 2]
+    assert ranges("lstm", 139, 3, norm=True) == 1
+
+
+def test_records_of_a_sequence_alone_lie_where_the_run_backwards_looks() -> None:
+    forward, backward = (fitting(problem("mist", way, 139, parts=3), 90, 3) for way in (False, True))
+    for batch in (1, 8, 9):
+        assert alone(forward).saved_blocks(batch) == backward.blocks(batch) == backward.saved_blocks(batch)
+        assert alone(forward).blocks(batch) == batch
+    assert alone(forward).saved_size(10) == backward.saved_size(10)
 
 
 def test_one_choice_serves_both_directions() -> None:

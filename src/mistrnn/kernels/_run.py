@@ -100,7 +100,7 @@ class Plan:
         if isinstance(variant, WideVariant):
             return partial(wide.run, variant, self.M, device)
         kernels, saved_block = load(variant, device), variant.saved_size(self.T)
-        packed_bytes = trials * variant.cluster * variant.tiles * self.problem.parts * 512
+        packed_bytes = trials * variant.cluster * variant.tiles * variant.pieces * 512
 
         def run(arguments: Arguments, stream: int) -> None:
             arguments.saved_block = saved_block

@@ -41,6 +41,8 @@ REGISTERS_BESIDE = {
 }
 """Registers that a thread needs beside weights, without prefetched history: found by compiling, see tests/kernels."""
 
+REGISTERS_BESIDE_ALONE = {"rnn": 64, "clockwork": 64, "lstm": 60, "gru": 84, "narx": 48, "mist": 72}
+"""... of a thread that has one unit of one sequence."""
 
 VECTORS_BESIDE = {
     (cell, backward): {"rnn": 3, "clockwork": 3, "lstm": 6, "gru": 6, "narx": 4, "mist": 5}[cell] + 3 * backward
@@ -201,7 +203,7 @@ class Launch:
     """What is chosen: it changes the speed and not the result (but for the order of sums)."""
 
     rows: int = 8
-    """Sequences of a block: 8, or a multiple."""
+    """Sequences of a block: 8, or a multiple, or forwards one alone, which is multiplied without the tensor cores."""
     cluster: int = 1
     """Blocks that share the units."""
     stack: int = 1
@@ -251,19 +253,40 @@ class Variant:
         return 16 * self.launch.stack * self.warps
 
     @property
+    def places(self) -> int:
+        """Units that a cluster has room for."""
+        return self.units * self.launch.cluster
+
+    @property
+    def alone(self) -> bool:
+        """Whether a block has one sequence; see block.cuh."""
+        return self.launch.rows == 1
+
+    @property
     def values(self) -> int:
         """Numbers of one thread."""
-        return self.launch.rows // 2 * self.launch.stack
+        return 1 if self.alone else self.launch.rows // 2 * self.launch.stack
+
+    @property
+    def thread_rows(self) -> int:
+        """Sequences of one thread."""
+        return 1 if self.alone else self.launch.rows // 4
+
+    @property
+    def pieces(self) -> int:
+        """Times 16 bytes that a lane has of a tile of weights: one for each part, or two in plain float32."""
+        return 2 if self.alone else self.problem.parts
 
     @property
     def products(self) -> list[tuple[int, int]]:
         """For each product, how many matrices of the block's units stand on top of each other, and what they read."""
-        everyone, count = self.units * self.launch.cluster, len(self.problem.delays)
+        count, gates = len(self.problem.delays), self.problem.gates
+        # Places of units that do not exist come last: forwards there is nothing after them.
+        everyone = self.places if self.problem.backward else ceil(self.problem.hidden / 16) * 16
         if self.problem.cell == "mist":
             return [(1, everyone), (1, everyone + count)] if self.problem.backward else [(1, everyone), (1, everyone)]
         if self.problem.cell == "narx":
             return [(count, everyone)]
-        gates = self.problem.gates
         return [(1, gates * everyone)] if self.problem.backward else [(gates, everyone)]
 
     @property
@@ -275,16 +298,16 @@ class Variant:
     @cached_property
     def shapes(self) -> list[Shape]:
         """The shape of each product: weights fill the registers that are free, then shared memory."""
-        parts, stack = self.problem.parts, self.launch.stack
+        pieces, stack = self.pieces, self.launch.stack
         shapes = [Shape(tall, self._wide(columns)) for tall, columns in self.products]
-        if parts == 0:
+        if pieces == 0:
             return shapes
         free = self.registers - self._registers_beside()
         memory = block_memory(self.capability) - self._memory_beside
         in_registers, in_shared = [0] * len(shapes), [0] * len(shapes)
         for kept, budget, cost in (
-            (in_registers, free, 4 * parts * stack),
-            (in_shared, memory, 16 * parts * stack * self.threads),
+            (in_registers, free, 4 * pieces * stack),
+            (in_shared, memory, 16 * pieces * stack * self.threads),
         ):
             while True:
                 fitting = [
@@ -306,12 +329,15 @@ class Variant:
     def _registers_beside(self) -> int:
         problem, launch = self.problem, self.launch
         count, vectors = len(problem.delays), self.values
-        beside = REGISTERS_BESIDE[problem.cell, problem.backward] + launch.spare
+        beside = (
+            REGISTERS_BESIDE_ALONE[problem.cell] if self.alone else REGISTERS_BESIDE[problem.cell, problem.backward]
+        )
+        beside += launch.spare
         if problem.cell == "mist":
             beside += (
                 (2 * count - 1) * vectors
                 if problem.backward
-                else (count - 1) * vectors + 4 * problem.parts * launch.stack
+                else (count - 1) * vectors + 4 * self.pieces * launch.stack
             )
         if vectors > 4:
             beside += VECTORS_BESIDE[problem.cell, problem.backward] * (vectors - 4)
@@ -321,14 +347,15 @@ class Variant:
     def streamed(self) -> int:
         """Bytes of weights that a block reads from the second-level cache at every step."""
         tiles = sum((s.wide - s.in_registers - s.in_shared) * s.tall for s in self.shapes)
-        return tiles * self.launch.stack * self.threads * 16 * self.problem.parts
+        return tiles * self.launch.stack * self.threads * 16 * self.pieces
 
     @property
     def u_stride(self) -> int:
         """From one sequence to the next in what a product reads, in bytes, without conflicts between banks."""
         parts, item = self.problem.parts, 8 if self.problem.double else 4
-        columns = max(self._wide(columns) * 16 * (self.launch.ranges if parts else 1) for _, columns in self.products)
-        if parts == 0:
+        ranges = self.launch.ranges if parts else 1
+        columns = max(self.places, *(self._wide(columns) * 16 * ranges for _, columns in self.products))
+        if parts == 0 or self.alone:
             return columns * item
         used, offsets = columns * 2 * parts, (64,) if parts == 2 else (32, 96)
         while used % 128 not in offsets:
@@ -338,7 +365,7 @@ class Variant:
     @property
     def sum_width(self) -> int:
         """Numbers of a lane that are added up over the units at once."""
-        count, problem, rows = len(self.problem.delays), self.problem, self.launch.rows // 4
+        count, problem, rows = len(self.problem.delays), self.problem, self.thread_rows
         groups = count if problem.cell == "clockwork" else 1
         width = (2 if problem.backward else 1) * groups * rows if problem.norm else 0
         return max(width, ceil(count / 8) * rows if problem.cell == "mist" and problem.backward else 0)
@@ -349,7 +376,7 @@ class Variant:
         problem = self.problem
         if problem.cell != "mist" or problem.backward:
             return 0
-        return ceil(len(problem.delays) / 8) * (self.launch.rows // 4)
+        return ceil(len(problem.delays) / 8) * self.thread_rows
 
     @property
     def buffers(self) -> int:
@@ -378,7 +405,7 @@ class Variant:
     def shared_memory(self) -> int:
         """Bytes of shared memory of a block."""
         tiles = sum(s.in_shared * s.tall for s in self.shapes) * self.launch.stack
-        return self._memory_beside + tiles * self.threads * 16 * self.problem.parts
+        return self._memory_beside + tiles * self.threads * 16 * self.pieces
 
     @property
     def tiles(self) -> int:
@@ -392,17 +419,27 @@ class Variant:
         """Return how many blocks (or clusters of them) a batch takes."""
         return ceil(batch / self.launch.rows)
 
+    @property
+    def record_rows(self) -> int:
+        """Sequences whose records lie together: of a block, and of eight blocks that have one each."""
+        return max(8, self.launch.rows)
+
     def saved_size(self, steps: int) -> int:
-        """Return the numbers that the records of one block (or cluster) take."""
+        """Return the numbers that the records of so many sequences take."""
         problem, launch = self.problem, self.launch
         slots = steps + problem.states_before
-        records = launch.cluster * self.warps * slots * problem.record * 32 * self.values
+        records = launch.cluster * self.warps * slots * problem.record * 32 * (self.record_rows // 2 * launch.stack)
         slots = steps + problem.memory
-        return records + slots * problem.extra_record * 32 * (launch.rows // 4) * ceil(max(1, len(problem.delays)) / 8)
+        of_delays = self.record_rows // 4 * ceil(max(1, len(problem.delays)) / 8)
+        return records + slots * problem.extra_record * 32 * of_delays
+
+    def saved_blocks(self, batch: int) -> int:
+        """Return how many times a batch takes that."""
+        return ceil(batch / self.record_rows)
 
     def saved_numbers(self, steps: int, batch: int) -> int:
         """Return the numbers that all records of one trial take."""
-        return self.blocks(batch) * self.saved_size(steps)
+        return self.saved_blocks(batch) * self.saved_size(steps)
 
     def ring_numbers(self, steps: int, batch: int) -> int:
         """Return the numbers that all sums or gradients under way of one trial take."""

@@ -12,6 +12,9 @@ CLUSTERS = (1, 2, 4, 8)
 LARGE_CLUSTER, FEW_WARPS, MOST_WARPS = 8, 4, 16
 """Measured on an H200, 2026-11-15: benchmarks/results/gpu.md. Larger clusters and blocks of 16 sequences were slower."""
 
+MOST_BLOCKS_ALONE = {2: 1, 3: 3}
+"""Blocks of one sequence, for each multiprocessor, that are faster than blocks of eight, by parts: same place, 2026-11-16."""
+
 
 MANY = 2**27
 """Multiply-adds of one matrix in a step of all trials, from which on they advance together."""
@@ -29,7 +32,26 @@ def choose(
             return wide
     if cluster is None:
         cluster = spread(problem, trials * -(-batch // Launch.rows), device)
-    return fitting(problem, capability, cluster)
+    found = fitting(problem, capability, cluster)
+    blocks = trials * batch * found.launch.cluster
+    if serves_one(found) and blocks <= MOST_BLOCKS_ALONE[problem.parts] * multiprocessors(device):
+        return alone(found)
+    return found
+
+
+def serves_one(variant: Variant) -> bool:
+    """Return whether sequences can have blocks of their own: forwards, in float32, a unit a thread."""
+    return not variant.problem.backward and variant.problem.parts in MOST_BLOCKS_ALONE and variant.launch.stack == 1
+
+
+@cache
+def alone(variant: Variant) -> Variant:
+    """Return the variant whose blocks have one sequence each; the records stay where they are."""
+    found = replace(variant, launch=replace(variant.launch, rows=1))
+    few = found.warps <= FEW_WARPS and not variant.problem.norm  # as in `fitting`
+    if few and any(shape.wide > 4 / 3 * shape.in_registers for shape in found.shapes):
+        return replace(found, launch=replace(found.launch, ranges=2))  # twice the registers
+    return found
 
 
 def spread(problem: Problem, groups: int, device: torch.device) -> int:

@@ -25,6 +25,7 @@ from mistrnn.kernels._variant import (
     OLDEST_WITH_CLUSTERS,
     OuterVariant,
     Problem,
+    Variant,
     block_memory,
 )
 from mistrnn.kernels._wide import WideVariant
@@ -104,6 +105,8 @@ def forward(cell: str, inputs: Inputs, settings: Settings, device: str = "cuda")
     final_c = run.new("final_c", run.E, run.M, run.B, run.H) if cell == "lstm" else None
     saved = run.new("saved", *plan.saved_shape)
     run.arguments.saved_trial = saved.stride(0)
+    if isinstance(plan.variant, Variant) and plan.variant.alone and settings.save:
+        saved.zero_()  # the run backwards reads the places of eight sequences, however few there are
     if not plan.problem.inline:
         projected = _product(run.x.flatten(1, 2), there(run.inputs, "weight_ih").mT)
         bias = run.inputs["bias"]

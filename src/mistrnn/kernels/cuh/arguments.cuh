@@ -58,10 +58,10 @@ constexpr float kLog2E = 1.4426950408889634f;
 DEVICE double exp_of(double x) { return exp(x); }
 DEVICE float exp_of(float x) { return kFast ? fast_exp2(kLog2E * x) : expf(x); }
 DEVICE double reciprocal(double x) { return 1 / x; }
-DEVICE float reciprocal(float x) { return kFast ? fast_reciprocal(x) : 1 / x; }
+DEVICE float reciprocal(float x) { return fast_reciprocal(x); }  // to the last bit but one
 DEVICE double tanh_of(double x) { return tanh(x); }
 DEVICE float tanh_of(float x) {
   return kFast ? fmaf(-2, fast_reciprocal(1 + fast_exp2(2 * kLog2E * x)), 1) : tanhf(x);
 }
 DEVICE double sigmoid_of(double x) { return 1 / (1 + exp(-x)); }
-DEVICE float sigmoid_of(float x) { return kFast ? fast_reciprocal(1 + fast_exp2(-kLog2E * x)) : 1 / (1 + expf(-x)); }
+DEVICE float sigmoid_of(float x) { return reciprocal(1 + exp_of(-x)); }

@@ -1,7 +1,7 @@
 // A block of threads that takes some sequences of one trial through all steps: what a cell sees of it.
 //
-// A block owns ROWS sequences, eight or a multiple. A cluster of CLUSTER blocks shares the units among its blocks; each
-// computes its own ones for the same sequences and tells the others. A warp has 16 units (STACK times), and a thread has
+// A block owns ROWS sequences: eight, a multiple, or one alone. A cluster of CLUSTER blocks shares the units among its blocks;
+// each computes its own ones for the same sequences and tells the others. A warp has 16 units (STACK times), and a thread has
 // just those numbers of a tile that the tensor cores give it: two units of two sequences, so that what a product gives is
 // where the cell needs it. Value i of a thread belongs to
 //
@@ -11,6 +11,10 @@
 // A thread keeps the same units and sequences at all steps: what it has written itself it may read again at any time. Its
 // records of past steps lie one after the other in a stream of its warp, 16 bytes a thread, so that a state d steps ago
 // stands at a distance that is known when the kernel is compiled.
+//
+// With ROWS 1 a block has one sequence and leaves the tensor cores alone: a thread has one unit of it, lane / 4 + 8 (lane % 2),
+// and lanes 2 and 3 of four do the same as 0 and 1. Its records lie where a block of eight sequences would have them, because
+// the run backwards is one.
 //
 // With RANGES > 1 there are as many times WARPS warps: the first WARPS have the units, the others only take their ranges of
 // what the products add up.
@@ -25,12 +29,15 @@ constexpr bool kLengths = HAS_LENGTHS, kReset = HAS_RESET, kNorm = HAS_NORM, kDr
 constexpr bool kReverse = REVERSE, kProbe = PROBE;
 constexpr bool kMasks = ZONEOUT == 1;    // zoneout by masks
 constexpr bool kMixture = ZONEOUT == 2;  // and in evaluation, by its probability
-constexpr int NT = R / 8;                // tiles along the sequences
+constexpr bool kAlone = R == 1;          // one sequence, multiplied without the tensor cores
+constexpr int NT = kAlone ? 1 : R / 8;   // tiles along the sequences
 constexpr int kUnits = 16 * W * TW;      // of a block; the last block of a cluster may have fewer in truth
-constexpr int kValues = 4 * NT * TW, kRows = 2 * NT;  // of a thread
+constexpr int kPlaces = 4 * NT * TW, kRecordRows = 2 * NT;  // numbers and sequences of a lane in a record
+constexpr int kValues = kAlone ? TW : kPlaces, kRows = kAlone ? 1 : kRecordRows;  // ... and of a thread
+static_assert(!kAlone || (TW == 1 && P > 0 && !BACKWARD), "a sequence alone: forwards, a unit a thread");
 constexpr int kDelays = D > 0 ? D : 1, kSlots = (kDelays + 7) / 8;
 constexpr int kStride = U_STRIDE;        // of a sequence in u, in bytes
-constexpr int kTileBytes = P > 0 ? 32 * P : 16 * (int)sizeof(Real);  // of a sequence in a tile of u
+constexpr int kTileBytes = P > 0 && !kAlone ? 32 * P : 16 * (int)sizeof(Real);  // of a sequence in a tile of u
 constexpr int kBuffers = BUFFERS;        // of u: with two, others may still read the last one
 constexpr int kExtraWidth = EXTRA_WIDTH;
 constexpr int kSumWidth = SUM_WIDTH;     // numbers of a sequence that are added up over the units at once, at most
@@ -51,6 +58,8 @@ DEVICE constexpr int sequence_of(int j) { return j / 2 * 8 + j % 2; }      // fr
 
 // All values of a thread, which follow each other.
 DEVICE void load_all(const float* from, float (&v)[kValues]) {
+  if (kAlone) v[0] = *from;
+  else
 #pragma unroll
   for (int i = 0; i < kValues; i += 4) {
     const float4 four = *(const float4*)(from + i);
@@ -58,6 +67,8 @@ DEVICE void load_all(const float* from, float (&v)[kValues]) {
   }
 }
 DEVICE void store_all(float* to, const float (&v)[kValues]) {
+  if (kAlone) *to = v[0];
+  else
 #pragma unroll
   for (int i = 0; i < kValues; i += 4) *(float4*)(to + i) = {v[i], v[i + 1], v[i + 2], v[i + 3]};
 }
@@ -77,8 +88,8 @@ template <class Load, class Store> DEVICE void in_batches(int count, Load load, 
 }
 
 struct Block {
-  static constexpr int kStep = kRecord * 32 * kValues;      // from one step to the next in a warp's stream
-  static constexpr int kExtraStep = EXTRA_RECORD * 32 * kRows * kSlots;  // ... and in that of the delays
+  static constexpr int kStep = kRecord * 32 * kPlaces;      // from one step to the next in a warp's stream
+  static constexpr int kExtraStep = EXTRA_RECORD * 32 * kRecordRows * kSlots;  // ... and in that of the delays
 
   const Arguments& args;
   char* u;       // what a product reads, in parts: [buffers, R, kStride]
@@ -87,6 +98,7 @@ struct Block {
   Real* partial;  // [KS - 1, W, tall, 32, kValues]: products over the later ranges
   bool has_units;
   int cta, warp, lane, unit, sequence;  // the thread's first unit and sequence
+  int place;     // of the thread's first number in a vector of its warp's records
   long e, row;
   int exists;    // bit i: value i is one; after them, whether the sequences are
   char* reads;   // this lane's first part of u
@@ -110,7 +122,8 @@ struct Block {
     warp = threadIdx.x / 32 % W, lane = threadIdx.x & 31;
     has_units = KS == 1 || threadIdx.x < W * 32;
     const int block = blockIdx.x / C;
-    unit = cta * kUnits + warp * 16 * TW + (lane >> 2), sequence = 2 * (lane & 3);
+    unit = cta * kUnits + warp * 16 * TW + (lane >> 2) + (kAlone ? (lane & 1) * 8 : 0);
+    sequence = kAlone ? 0 : 2 * (lane & 3);
     row = (long)block * R + sequence;
     exists = 0;
     EACH_VALUE if (unit + unit_of(i) < H && row + sequence_of(row_of(i)) < args.B) exists |= 1 << i;
@@ -120,11 +133,14 @@ struct Block {
       const long own = in_batch(j) ? args.lengths[e * args.lengths_trial + row + sequence_of(j)] : 0;
       length[kLengths ? j : 0] = own < 0 ? 0 : own < args.T ? (int)own : (int)args.T;
     }
-    Real* saved = args.saved + e * args.saved_trial + block * args.saved_block;
+    const int together = kAlone ? 8 : 1, nth = block % together;  // blocks whose records lie together
+    Real* saved = args.saved + e * args.saved_trial + block / together * args.saved_block;
     const long slots = args.T + kBefore;
-    reads = row_of_u(lane >> 2) + (lane & 3) * (8 * P);  // of the first range
-    stream = saved + ((cta * W + warp) * slots + kBefore) * kStep + lane * kValues;
-    extra_stream = saved + C * W * slots * kStep + lane * (kRows * kSlots);
+    reads = kAlone ? u + (lane & 3) * 16 : row_of_u(lane >> 2) + (lane & 3) * (8 * P);  // of the first range
+    const int of_lane = kAlone ? (lane & ~3) + nth / 2 : lane;  // which lane of a tile would write the record
+    place = of_lane * kPlaces + (kAlone ? (lane & 1) * 2 + nth % 2 : 0);
+    stream = saved + ((cta * W + warp) * slots + kBefore) * kStep + place;
+    extra_stream = saved + C * W * slots * kStep + of_lane * (kRecordRows * kSlots) + nth % 2;
     hold(stream), hold(extra_stream);
     const int first = BACKWARD ? (int)args.T - 1 : 0;
     output_now = args.output + e * args.T * args.B * H + at(first, 0, H);
@@ -165,8 +181,10 @@ struct Block {
   METHOD long at_time(int s, int i, int width) const { return at(time(s, row_of(i)), i, width); }
 
   // The record of step s: `part` says which of its vectors.
-  METHOD Real* record(int s, int part) const { return stream + (long)s * kStep + part * 32 * kValues; }
-  METHOD Real* extra_record(int s, int part) const { return extra_stream + (long)s * kExtraStep + part * 32 * kRows * kSlots; }
+  METHOD Real* record(int s, int part) const { return stream + (long)s * kStep + part * 32 * kPlaces; }
+  METHOD Real* extra_record(int s, int part) const {
+    return extra_stream + (long)s * kExtraStep + part * 32 * kRecordRows * kSlots;
+  }
 
   METHOD int origin(int s, int j) const {
     return in_batch(j) ? args.origin[e * args.origin_trial + (long)s * args.B + row + sequence_of(j)] : -2 * M;
@@ -207,6 +225,11 @@ struct Block {
   METHOD char* row_of_u(int n) const { return u + (buffer * R + (n ^ (n >> 1 & 1))) * kStride; }
   METHOD void publish(int block, const Values& v) {
     const int first = (block * C + cta) * W * TW + warp * TW;  // tile
+#if ROWS == 1
+    Real* to = (Real*)(row_of_u(0) + first * kTileBytes) + (lane >> 2) * 2 + (lane & 1);
+    if ((lane & 2) == 0) tell(to, v[0], counters + buffer);
+    sent += kTileBytes;
+#else
 #pragma unroll
     for (int i = 0; i < kValues; i += 4)
 #pragma unroll
@@ -238,6 +261,7 @@ struct Block {
       }
       sent += R * chunks * 16;
     }
+#endif
   }
   // Write one place of the part of u that comes after `blocks` vectors; every block of the cluster does so for itself.
   METHOD void publish_extra(int blocks, int d, int j, Real v) {
@@ -312,7 +336,10 @@ struct Block {
   template <int N> METHOD void add_over_units(Real (&v)[N][kRows]) {
     Real flat[N * kRows];
 #pragma unroll
-    for (int n = 0; n < N * kRows; n++) flat[n] = over_lanes(v[n / kRows][n % kRows]);
+    for (int n = 0; n < N * kRows; n++) {
+      flat[n] = over_lanes(v[n / kRows][n % kRows]);
+      if (kAlone) flat[n] += from_other_lane(flat[n], 1);
+    }
     over_warps(flat, 4);
 #pragma unroll
     for (int n = 0; n < N * kRows; n++) v[n / kRows][n % kRows] = from_lane(flat[n], lane & 3);

@@ -53,7 +53,11 @@ DEVICE unsigned remote(const void* pointer, int rank) {
   unsigned there = 0;
 #if __CUDA_ARCH__ >= 900
   const unsigned here = (unsigned)__cvta_generic_to_shared(pointer);
+#if ROWS == 1  // there are registers to keep addresses in; elsewhere the weights would lose them
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
+#else
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
+#endif
 #endif
   return there;
 }
@@ -130,6 +134,7 @@ DEVICE float fast_reciprocal(float x) {
   return result;
 }
 DEVICE float as_float(unsigned bits) { return __uint_as_float(bits); }
+DEVICE unsigned as_bits(float value) { return __float_as_uint(value); }
 
 // Bring what will be read soon into the second-level cache.
 DEVICE void prefetch(const void* pointer) { asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(pointer))); }

@@ -4,13 +4,18 @@
 // 24), and the product is the sum of the products of parts that count: 1, 3 or 6 of them. Units stand on the rows of a tile
 // and sequences on its columns.
 //
-// A tile of A takes each lane 16 bytes per part, packed beforehand in the order in which they are needed (`pack`). They lie
-// in registers as far as there are any, then in shared memory, then in the second-level cache.
+// A tile of A takes each lane 16 bytes per part (kPieces times), packed beforehand in the order in which they are needed
+// (`pack`). They lie in registers as far as there are any, then in shared memory, then in the second-level cache.
+//
+// One sequence alone (ROWS 1) is multiplied in plain float32: a lane has the weights by which rows q and q + 8 of a tile read
+// its four places along k, again 16 bytes each, and the four lanes of a row add up what they have.
 //
 // Without PARTS the product is computed one number at a time in the type of the run, from the weights as they are.
 #pragma once
 
 #include "kernels/cuh/block.cuh"
+
+constexpr int kPieces = kAlone ? 2 : P;
 
 // TALL row blocks of tiles for every warp's units, WIDE tiles along what a range reads. Of the WIDE, the first IN_REGISTERS stay
 // there, then come IN_SHARED, and the rest is read from global memory each time.
@@ -18,7 +23,7 @@ template <int TALL, int WIDE, int IN_REGISTERS, int IN_SHARED> struct Shape {
   static constexpr int kTall = TALL, kWide = WIDE, kRegisters = IN_REGISTERS, kShared = IN_SHARED;
   static constexpr int MB = TALL * TW;                // tiles of a warp on top of each other
   static constexpr int kTiles = KS * W * MB * WIDE;   // of the whole product
-  static constexpr int kHeld = IN_REGISTERS * MB * P;  // uint4 of a lane
+  static constexpr int kHeld = IN_REGISTERS * MB * kPieces;  // uint4 of a lane
   static constexpr int kSharedTiles = KS * W * MB * IN_SHARED;
 };
 
@@ -33,25 +38,25 @@ template <int PHASE> DEVICE Real weight_at(const Arguments& args, long e, int ct
 DEVICE Real softmax_weight(const Arguments& args, long e, int d, int k);
 
 struct Softmax {
-  uint4 held[TW * (P > 0 ? P : 1)];
+  uint4 held[TW * (P > 0 ? kPieces : 1)];
   METHOD void begin(const uint4* packed) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32 % W;
 #pragma unroll
-    for (int n = 0; n < TW * P; n++) held[n] = load_weights(packed + (warp * TW * P + n) * 32 + lane);
+    for (int n = 0; n < TW * kPieces; n++) held[n] = load_weights(packed + (warp * TW * kPieces + n) * 32 + lane);
   }
   METHOD void add_own(Block& block, Real (&v)[kSlots][kRows]) const;
 };
 
 template <class S> struct Weights {
   uint4 held[S::kHeld > 0 ? S::kHeld : 1];
-  const uint4* global;  // this lane's, of this warp: [wide, MB, P, 32]
+  const uint4* global;  // this lane's, of this warp: [wide, MB, kPieces, 32]
   const uint4* shared;
 
   // Take what stays in registers and in shared memory; a warp copies just what it will read itself.
   METHOD void begin(const uint4* packed, uint4* room) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;  // of all ranges
-    global = packed + (long)warp * S::MB * S::kWide * P * 32 + lane;
-    uint4* own = room + warp * S::MB * S::kShared * P * 32 + lane;
+    global = packed + (long)warp * S::MB * S::kWide * kPieces * 32 + lane;
+    uint4* own = room + warp * S::MB * S::kShared * kPieces * 32 + lane;
     shared = own;
 #if PARTS > 0
     // A value that is added changes nothing but tells the compiler to have the weights before the loop, not in it.
@@ -61,13 +66,71 @@ template <class S> struct Weights {
       held[n] = load_weights(global + n * 32);
       held[n].x += nothing, held[n].y += nothing, held[n].z += nothing, held[n].w += nothing;
     }
-    for (int n = 0; n < S::kShared * S::MB * P; n++) own[n * 32] = load_weights(global + (S::kHeld + n) * 32);
+    for (int n = 0; n < S::kShared * S::MB * kPieces; n++) own[n * 32] = load_weights(global + (S::kHeld + n) * 32);
     sync_warp();
 #endif
   }
 };
 
-#if PARTS > 0
+#if ROWS == 1
+
+typedef float4 Read;  // what a lane reads of u for a tile
+
+// Eight sums at least that do not wait for each other.
+template <class S> struct Sums {
+  static constexpr int kLanes = S::MB == 1 ? 4 : S::MB < 4 ? 2 : 1;
+  float value[S::MB][2][kLanes];
+
+  METHOD void zero() {
+#pragma unroll
+    for (int m = 0; m < S::MB; m++)
+#pragma unroll
+      for (int n = 0; n < 2 * kLanes; n++) value[m][n / kLanes][n % kLanes] = 0;
+  }
+  METHOD void add(int, int m, int, const uint4* a, const Read& b) {
+#pragma unroll
+    for (int p = 0; p < 2; p++) {
+      float(&sums)[kLanes] = value[m][p];
+      sums[0] = fmaf(as_float(a[p].x), b.x, sums[0]);
+      sums[1 % kLanes] = fmaf(as_float(a[p].y), b.y, sums[1 % kLanes]);
+      sums[2 % kLanes] = fmaf(as_float(a[p].z), b.z, sums[2 % kLanes]);
+      sums[3 % kLanes] = fmaf(as_float(a[p].w), b.w, sums[3 % kLanes]);
+    }
+  }
+  // Over the four lanes, to those that have the unit.
+  METHOD float total(int g, int) const {
+    float both[2];
+#pragma unroll
+    for (int p = 0; p < 2; p++) {
+      const float(&sums)[kLanes] = value[g][p];
+      both[p] = kLanes == 4 ? (sums[0] + sums[1 % kLanes]) + (sums[2 % kLanes] + sums[3 % kLanes])
+                            : kLanes == 2 ? sums[0] + sums[1 % kLanes] : sums[0];
+    }
+    const bool upper = threadIdx.x & 1;
+    const float sum = (upper ? both[1] : both[0]) + from_other_lane(upper ? both[0] : both[1], 1);
+    return sum + from_other_lane(sum, 2);
+  }
+};
+
+DEVICE void read_u(const char* u, int k, Read (&b)[NT]) { b[0] = *(const float4*)(u + k * kTileBytes); }
+
+METHOD void Softmax::add_own(Block& block, Real (&v)[kSlots][kRows]) const {
+  Read b[NT];
+  read_u(block.reads + block.buffer * R * kStride, block.cta * W + block.warp, b);
+#pragma unroll
+  for (int slot = 0; slot < kSlots; slot++) {
+    const uint4 a = held[slot];
+    float sum = (as_float(a.x) * b[0].x + as_float(a.y) * b[0].y) + (as_float(a.z) * b[0].z + as_float(a.w) * b[0].w);
+    sum += from_other_lane(sum, 1);
+    v[slot][0] = sum + from_other_lane(sum, 2);
+  }
+}
+
+#elif PARTS > 0
+
+struct Read {  // what a lane reads of u for a tile
+  uint2 part[P];
+};
 
 // Independent sums: a tensor core takes long to answer, so that one sum after the other would wait. With many tiles there
 // are enough of them, and large and small products share one (but for three parts, see below).
@@ -93,22 +156,24 @@ template <class S> struct Sums {
   }
 
   // Products of parts i and j, the smallest apart from the large ones; 2^-24 of the product and less is left out.
-  METHOD void add(int k, int m, int n, const uint4* a, const uint2* b) {
+  METHOD void add(int k, int m, int n, const uint4* a, const Read& b) {
     float(&sums)[kTerms][4] = value[m][n][k % kLanes];
 #pragma unroll
     for (int i = P - 1; i >= 0; i--)
 #pragma unroll
       for (int j = P - 1 - i; j >= (P == 3 && i == 0 ? 1 : 0); j--)
-        multiply_add(sums[term(i, j)], a[i], b[j]);
+        multiply_add(sums[term(i, j)], a[i], b.part[j]);
     if (P == 3) {  // tensor cores cut off what does not fit into a sum: a long one would shrink
       float tile[4] = {0, 0, 0, 0};
-      multiply_add(tile, a[0], b[0]);
+      multiply_add(tile, a[0], b.part[0]);
 #pragma unroll
       for (int r = 0; r < 4; r++) sums[0][r] += tile[r];
     }
   }
 
-  METHOD float total(int m, int n, int r) const {
+  // Value i of row block g.
+  METHOD float total(int g, int i) const {
+    const int m = g * TW + i / (4 * NT), n = i / 4 % NT, r = i % 4;
     float sum = value[m][n][0][kTerms - 1][r];
 #pragma unroll
     for (int t = kTerms - 1; t >= 0; t--)
@@ -119,57 +184,18 @@ template <class S> struct Sums {
 };
 
 // What lane q, c of the warp reads of u: the tile's column is q, and its four places along k follow each other.
-DEVICE void read_u(const char* u, int k, uint2 (&b)[NT][P]) {
+DEVICE void read_u(const char* u, int k, Read (&b)[NT]) {
 #pragma unroll
   for (int n = 0; n < NT; n++) {
     const char* from = u + n * 8 * kStride + k * (32 * P);
     if (P == 2) {
       const uint4 both = *(const uint4*)from;
-      b[n][0] = {both.x, both.y}, b[n][P - 1] = {both.z, both.w};
+      b[n].part[0] = {both.x, both.y}, b[n].part[P - 1] = {both.z, both.w};
     } else {
 #pragma unroll
-      for (int p = 0; p < P; p++) b[n][p] = ((const uint2*)from)[p];
+      for (int p = 0; p < P; p++) b[n].part[p] = ((const uint2*)from)[p];
     }
   }
-}
-
-template <int PHASE, class S> DEVICE void product(Block& block, const Weights<S>& weights, Real (&z)[S::kTall][kValues]) {
-  const char* u = block.reads + block.buffer * R * kStride + (KS > 1 ? threadIdx.x / (32 * W) * S::kWide * (32 * P) : 0);
-  Sums<S> sums;
-  sums.zero();
-#pragma unroll
-  for (int k = 0; k < S::kRegisters; k++) {
-    uint2 b[NT][P];
-    read_u(u, k, b);
-#pragma unroll
-    for (int m = 0; m < S::MB; m++)
-#pragma unroll
-      for (int n = 0; n < NT; n++) sums.add(k, m, n, weights.held + (k * S::MB + m) * P, b[n]);
-  }
-  auto add_from = [&](const uint4* from, int k, int parity) {
-    uint2 b[NT][P];
-    read_u(u, k, b);
-#pragma unroll
-    for (int m = 0; m < S::MB; m++) {
-      uint4 a[P];
-#pragma unroll
-      for (int p = 0; p < P; p++) a[p] = from[(m * P + p) * 32];
-#pragma unroll
-      for (int n = 0; n < NT; n++) sums.add(parity, m, n, a, b[n]);
-    }
-  };
-  if (S::kShared <= 16 && S::MB == 1) {
-#pragma unroll
-    for (int k = 0; k < S::kShared; k++) add_from(weights.shared + k * (S::MB * P * 32), S::kRegisters + k, k % 2);
-  } else {
-#pragma unroll(S::MB < 4 ? 4 : 1)
-    for (int k = 0; k < S::kShared; k++) add_from(weights.shared + k * (S::MB * P * 32), S::kRegisters + k, 0);
-  }
-  constexpr int near = S::kRegisters + S::kShared;
-#pragma unroll(S::MB < 4 ? 4 : 1)
-  for (int k = near; k < S::kWide; k++) add_from(weights.global + k * (S::MB * P * 32), k, 0);
-#pragma unroll
-  for (int g = 0; g < S::kTall; g++) EACH_VALUE z[g][i] = sums.total(g * TW + i / (4 * NT), i / 4 % NT, i % 4);
 }
 
 // What the softmax's rows give for this warp's own units, once they are published: for delays and sequences as the lanes
@@ -182,17 +208,60 @@ METHOD void Softmax::add_own(Block& block, Real (&v)[kSlots][kRows]) const {
     for (int r = 0; r < 4; r++) sum[n][r] = 0;
 #pragma unroll
   for (int t = 0; t < TW; t++) {
-    uint2 b[NT][P];
+    Read b[NT];
     read_u(block.reads + block.buffer * R * kStride, (block.cta * W + block.warp) * TW + t, b);
 #pragma unroll
     for (int n = 0; n < NT; n++)
 #pragma unroll
       for (int i = P - 1; i >= 0; i--)
 #pragma unroll
-        for (int j = P - 1 - i; j >= 0; j--) multiply_add(sum[n], held[t * P + i], b[n][j]);
+        for (int j = P - 1 - i; j >= 0; j--) multiply_add(sum[n], held[t * P + i], b[n].part[j]);
   }
 #pragma unroll
   for (int slot = 0; slot < kSlots; slot++) EACH_ROW v[slot][j] = sum[j / 2][slot * 2 + j % 2];
+}
+
+#endif
+
+#if PARTS > 0
+
+template <int PHASE, class S> DEVICE void product(Block& block, const Weights<S>& weights, Real (&z)[S::kTall][kValues]) {
+  const char* u = block.reads + block.buffer * R * kStride + (KS > 1 ? threadIdx.x / (32 * W) * S::kWide * kTileBytes : 0);
+  Sums<S> sums;
+  sums.zero();
+#pragma unroll
+  for (int k = 0; k < S::kRegisters; k++) {
+    Read b[NT];
+    read_u(u, k, b);
+#pragma unroll
+    for (int m = 0; m < S::MB; m++)
+#pragma unroll
+      for (int n = 0; n < NT; n++) sums.add(k, m, n, weights.held + (k * S::MB + m) * kPieces, b[n]);
+  }
+  auto add_from = [&](const uint4* from, int k, int parity) {
+    Read b[NT];
+    read_u(u, k, b);
+#pragma unroll
+    for (int m = 0; m < S::MB; m++) {
+      uint4 a[kPieces];
+#pragma unroll
+      for (int p = 0; p < kPieces; p++) a[p] = from[(m * kPieces + p) * 32];
+#pragma unroll
+      for (int n = 0; n < NT; n++) sums.add(parity, m, n, a, b[n]);
+    }
+  };
+  if (S::kShared <= 16 && S::MB == 1) {
+#pragma unroll
+    for (int k = 0; k < S::kShared; k++) add_from(weights.shared + k * (S::MB * kPieces * 32), S::kRegisters + k, k % 2);
+  } else {
+#pragma unroll(S::MB < 4 ? 4 : 1)
+    for (int k = 0; k < S::kShared; k++) add_from(weights.shared + k * (S::MB * kPieces * 32), S::kRegisters + k, 0);
+  }
+  constexpr int near = S::kRegisters + S::kShared;
+#pragma unroll(S::MB < 4 ? 4 : 1)
+  for (int k = near; k < S::kWide; k++) add_from(weights.global + k * (S::MB * kPieces * 32), k, 0);
+#pragma unroll
+  for (int g = 0; g < S::kTall; g++) EACH_VALUE z[g][i] = sums.total(g, i);
 }
 
 #else
@@ -224,6 +293,15 @@ template <int PHASE, class S> DEVICE void product(Block& block, const Weights<S>
 #if PARTS > 0
 template <class Weight> DEVICE void pack_numbers(int lane, uint4* to, Weight weight) {
   const int q = lane >> 2, c = lane & 3;
+#if ROWS == 1
+#pragma unroll
+  for (int p = 0; p < 2; p++) {
+    unsigned numbers[4];
+#pragma unroll
+    for (int n = 0; n < 4; n++) numbers[n] = as_bits(weight(q + 8 * p, 4 * c + n));
+    to[p * 32 + lane] = {numbers[0], numbers[1], numbers[2], numbers[3]};
+  }
+#else
   float left[8];
 #pragma unroll
   for (int n = 0; n < 8; n++) left[n] = weight(q + (n & 2) * 4, 4 * c + (n & 4) / 2 + (n & 1));  // row, place along k
@@ -237,6 +315,7 @@ template <class Weight> DEVICE void pack_numbers(int lane, uint4* to, Weight wei
     }
     to[p * 32 + lane] = {parts[0], parts[1], parts[2], parts[3]};
   }
+#endif
 }
 #endif
 
@@ -258,7 +337,7 @@ KERNEL(256) pack(const GRID_CONSTANT Arguments args) {
   const int tile = blockIdx.x * 8 + (threadIdx.x >> 5);
   const long e = blockIdx.z;
   if (P == 0 || tile >= kTiles) return;
-  uint4* to = args.packed + ((e * C + cta) * kTiles + tile) * P * 32;
+  uint4* to = args.packed + ((e * C + cta) * kTiles + tile) * kPieces * 32;
   if (tile < Shape0::kTiles) pack_tile<0, Shape0>(args, e, cta, tile, lane, to);
   else if (tile < kTiles - kExtraTiles) pack_tile<PHASES - 1, Shape1>(args, e, cta, tile - Shape0::kTiles, lane, to);
 #if PARTS > 0

@@ -42,9 +42,9 @@ template <class Cell> DEVICE void run_cell(const Arguments& args) {
   Weights<Shape1> weights_1;
   Real z_0[Shape0::kTall][kValues], z_1[Shape1::kTall][kValues];
   uint4* room = (uint4*)(shared_memory() + TILES_AT);
-  const uint4* packed = args.packed + (k.e * C + k.cta) * kTiles * (long)P * 32;
+  const uint4* packed = args.packed + (k.e * C + k.cta) * kTiles * (long)kPieces * 32;
   weights_0.begin(packed, room);
-  if (PHASES > 1) weights_1.begin(packed + Shape0::kTiles * P * 32, room + Shape0::kSharedTiles * P * 32);
+  if (PHASES > 1) weights_1.begin(packed + Shape0::kTiles * kPieces * 32, room + Shape0::kSharedTiles * kPieces * 32);
   cell.begin(k);
   k.sync();  // everyone's memory is as it must be before others write to it
   const int steps = (int)args.T;
@@ -63,7 +63,7 @@ template <class Cell> DEVICE void run_cell(const Arguments& args) {
   }
   if (k.has_units) cell.finish_sums(k), cell.finish(k, PHASES > 1 ? z_1 : z_0);
 #else
-  if (kExtraTiles > 0) cell.softmax.begin(packed + (kTiles - kExtraTiles) * (long)P * 32);
+  if (kExtraTiles > 0) cell.softmax.begin(packed + (kTiles - kExtraTiles) * (long)kPieces * 32);
   if (k.has_units || cell.kAllBegin) cell.begin_forward(k);
   if (k.has_units) k.arrive();
   for (int s = cell.first_step(k); s < steps; s++) {

@@ -51,9 +51,9 @@ struct Mist : Gates<MistGates> {
   // Tell memory of the far states that step s will mix: a lane takes 128 bytes of those of its delay.
   METHOD void prefetch_history(Block& k, int s) const {
     EACH_SLOT if (own_delay[slot] > kSoon) {
-      const char* warp = (const char*)(k.record(s - own_delay[slot], 0) - k.lane * kValues);
+      const char* warp = (const char*)(k.record(s - own_delay[slot], 0) - k.place);
 #pragma unroll
-      for (int n = 0; n < kValues * (int)sizeof(Real) / 16; n++) prefetch(warp + ((k.lane & 3) * 128 + n * 512));
+      for (int n = 0; n < kPlaces * (int)sizeof(Real) / 16; n++) prefetch(warp + ((k.lane & 3) * 128 + n * 512));
     }
   }
   METHOD int first_step(Block&) { return 0; }
@@ -70,7 +70,7 @@ struct Mist : Gates<MistGates> {
   }
   METHOD void store_extra(Block& k, int s, int part, const OfDelays& v) const {
     if (k.warp == 0 && k.cta == 0)
-      EACH_SLOT EACH_ROW k.extra_record(s, part)[slot * kRows + j] = v[slot][j];
+      EACH_SLOT EACH_ROW k.extra_record(s, part)[slot * kRecordRows + j] = v[slot][j];
   }
   METHOD void load_extra(Block& k, int s, int part, OfDelays& v) const {
     EACH_SLOT EACH_ROW v[slot][j] = k.extra_record(s, part)[slot * kRows + j];
