@@ -132,6 +132,7 @@ def emulate(
     patch.setattr(cuda, "load_outer", cache(lambda variant, device: EmulatedOuterKernel(variant)))
     patch.setattr(cuda, "current_stream", lambda device: 0)
     patch.setattr(choices, "capability_of", lambda device: capability)
+    patch.setattr(cuda, "capability_of", lambda device: capability)
     patch.setattr(choices, "multiprocessors", lambda device: 3)
     patch.setattr(ops.cpu, "forward", with_parts(partial(cuda.forward, device="cpu")))
     patch.setattr(ops.cpu, "backward", with_parts(partial(cuda.backward, device="cpu")))
