@@ -68,7 +68,7 @@ def multiprocessors(device: torch.device) -> int:
 
 MOST_SUMS = {1: 108, 2: 108, 3: 64}
 """Of a thread that multiplies for a weight gradient, by parts: for so many there are registers, found by compiling."""
-MOST_TILES_DOWN, MOST_PLACES = 3, 384
+MOST_TILES_DOWN, MOST_PLACES, MOST_PLACES_WITH_DELAYS = 3, 384, {1: 320, 2: 320, 3: 256}
 """... and of its tiles along the tall operand, and of both operands' numbers that a block reads."""
 OUTER_WARPS = ((8, 1), (4, 2), (2, 4), (4, 1), (2, 2), (1, 4), (2, 1), (1, 1))
 
@@ -76,6 +76,7 @@ OUTER_WARPS = ((8, 1), (4, 2), (2, 4), (4, 1), (2, 2), (1, 4), (2, 1), (1, 1))
 @cache
 def outer_choice(parts: int, rows: int, columns: int, delays: bool, capability: int) -> tuple[bool, OuterVariant]:
     """Return the kernel for a weight gradient of this size, and whether it takes the columns for the tall operand."""
+    most = MOST_PLACES_WITH_DELAYS[parts] if delays else MOST_PLACES
     found = [
         (turned, OuterVariant(parts, warps, (down, across), delays, capability))
         for turned in (False, True)
@@ -85,7 +86,7 @@ def outer_choice(parts: int, rows: int, columns: int, delays: bool, capability: 
         for across in range(1, MOST_SUMS[parts] // (4 * down) + 1)
     ]
     return min(
-        ((turned, variant) for turned, variant in found if sum(variant.places) <= MOST_PLACES and variant.stages > 1),
+        ((turned, variant) for turned, variant in found if sum(variant.places) <= most and variant.stages > 1),
         key=lambda pair: pair[1].cycles * pair[1].blocks(*((columns, rows) if pair[0] else (rows, columns))),
     )
 
