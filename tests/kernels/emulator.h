@@ -135,6 +135,7 @@ DEVICE void arrive_and_expect(Counter* counter, int bytes) {
   counter->missing--, counter->bytes += bytes;
   counter->check();
 }
+DEVICE void arrive(Counter* counter) { arrive_and_expect(counter, 0); }
 DEVICE void wait_for(Counter* counter, int parity) {
   while ((int)counter->parity == parity) swapcontext(&emulator::now->context, &emulator::home);
 }
@@ -180,6 +181,12 @@ DEVICE void multiply_add(float (&sum)[4], uint4 a, uint2 b) {
     sum[r] = total;
   }
   sync_warp();
+}
+DEVICE void load_below(float& value, const float* pointer, int index, int count) {
+  if (index < count) value = *pointer;
+}
+DEVICE void store_below(float* pointer, float value, int index, int count) {
+  if (index < count) *pointer = value;
 }
 DEVICE void prefetch(const void*) {}
 // A copy comes as late as it may: when its group is waited for.

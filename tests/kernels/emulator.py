@@ -183,6 +183,7 @@ def emulate(
     for module in (_run, cuda):
         patch.setattr(module, "current_stream", lambda device: 0)
     patch.setattr(choices, "capability_of", lambda device: capability)
+    patch.setattr(cuda, "capability_of", lambda device: capability)
     patch.setattr(choices, "multiprocessors", lambda device: 3)
     patch.setattr(ops.cpu, "forward", with_parts(partial(cuda.forward, device="cpu")))
     patch.setattr(ops.cpu, "backward", with_parts(partial(cuda.backward, device="cpu")))

@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 from mistrnn.kernels import _run, cuda
-from mistrnn.kernels._variant import Launch
+from mistrnn.kernels._variant import Launch, OuterVariant
 from mistrnn.kernels.contract import INPUTS, Settings
 from mistrnn.layers import LAYERS, MIST, RecurrentLayer
 from tests.kernels.emulator import emulate
@@ -250,6 +251,70 @@ def test_states_in_any_layout(kind: str, monkeypatch: pytest.MonkeyPatch) -> Non
         loss = layer(x, start.unsqueeze(0))[0].square().sum()
         found.append(torch.autograd.grad(loss, layer.weight_hh_l0)[0])
     assert relative_error(found[1], found[0]) < 1e-5
+
+
+WAYS = {
+    "chosen": None,
+    "plain": (False, (2, 2), (1, 3)),
+    "turned": (True, (2, 1), (2, 2)),
+    "three tiles": (False, (1, 1), (3, 5)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize(("rows", "columns", "steps"), [(1, 1, 1), (40, 27, 3), (70, 35, 120)])
+def test_weight_gradients_of_any_size_and_layout_are_exact(
+    way: str, parts: int, rows: int, columns: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = weight_gradient_error(monkeypatch, way, parts, (2, steps, 5, rows, columns), (0,))
+    assert error <= ROUNDINGS[parts]
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize(("delays", "steps"), [((1,), 4), ((1, 2, 3), 9), ((2, 6, 1), 2), (tuple(range(1, 17)), 20)])
+@pytest.mark.parametrize("way", ["chosen", "turned"])
+def test_weight_gradients_at_delays_read_the_states_before_the_first_step(
+    way: str, delays: tuple[int, ...], steps: int, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert weight_gradient_error(monkeypatch, way, parts, (2, steps, 3, 11, 7), delays) <= ROUNDINGS[parts]
+
+
+def test_weight_gradients_of_a_broken_trial_leave_the_others_bits_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch, 2)
+    dz, read = torch.randn(3, 7, 5, 20), torch.randn(3, 7, 5, 30)
+    broken = dz.clone()
+    broken[1] = float("nan")
+    whole, found = (cuda._outer(outer_run(2, each), each, read) for each in (dz, broken))
+    assert torch.equal(found[::2], whole[::2])
+    assert found[1].isnan().all()
+
+
+def outer_run(parts: int, dz: Tensor) -> Any:
+    """As much of a run as a weight gradient asks for."""
+    trials, steps, batch, _ = dz.shape
+    return SimpleNamespace(settings=SimpleNamespace(parts=parts), E=trials, T=steps, B=batch, x=dz)
+
+
+def weight_gradient_error(
+    patch: pytest.MonkeyPatch, way: str, parts: int, sizes: tuple[int, ...], delays: tuple[int, ...]
+) -> float:
+    """How far the kernel's sum is from that in float64, relative to its largest number."""
+    emulate(patch, parts)
+    if chosen := WAYS[way]:
+        turned, warps, tiles = chosen
+        variant = OuterVariant(parts, warps, tiles, len(delays) > 1, 90)
+        patch.setattr(cuda, "outer_choice", lambda *_: (turned, variant))
+    trials, steps, batch, rows, columns = sizes
+    with seeded(3):
+        dz = torch.randn(trials, steps, batch, rows + 3)[..., 1 : rows + 1]  # rows that begin anywhere
+        before = torch.randn(trials, max(delays), batch, columns)
+        read = torch.randn(trials, steps, batch, columns)
+    found = cuda._outer(outer_run(parts, dz), dz, read, before if any(delays) else None, delays)
+    past = torch.cat([before, read], 1).double()
+    begins = [max(delays) - delay for delay in delays]
+    exact = torch.cat([past[:, begin : begin + steps] for begin in begins], 3).flatten(1, 2)
+    return relative_error(found, dz.double().flatten(1, 2).mT @ exact)
 
 
 def test_clocks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from mistrnn.kernels._variant import (
     Variant,
     block_memory,
 )
-from mistrnn.kernels.choices import MOST_COLUMN_TILES, MOST_ROW_TILES, alone, fitting, serves_one
+from mistrnn.kernels.choices import alone, fitting, outer_choice, serves_one
 from tests.layers.cases import every_layer
 
 ARCHITECTURES = (80, 90, 100)
@@ -122,11 +122,47 @@ def test_compiling_writes_into_no_bytes_of_others() -> None:
     assert [bytes([value])[0] for value in range(256)] == list(range(256))
 
 
+WEIGHTS = [
+    (198, 198, False),
+    (147, 139, False),
+    (400, 100, False),
+    (2048, 512, False),
+    (400, 1, False),
+    (64, 512, True),
+]
+"""Rows and columns of gradients of weights, and whether the columns are those of several delays."""
+
+
 @every_architecture
 @pytest.mark.parametrize("parts", [1, 2, 3])
-def test_the_kernel_of_weight_gradients_spills_no_registers(parts: int, capability: int) -> None:
-    for warps in (6, MOST_ROW_TILES):
-        assert spilled(OuterVariant(parts, warps, MOST_COLUMN_TILES, capability)) == 0
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_the_kernel_of_weight_gradients_spills_no_registers(
+    weights: tuple[int, int, bool], parts: int, capability: int
+) -> None:
+    _, variant = outer_choice(parts, *weights, capability)
+    assert spilled(variant) == 0
+    assert variant.shared_memory <= block_memory(capability)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_a_weight_gradient_on_a_gpu_with_little_shared_memory_fits(weights: tuple[int, int, bool], parts: int) -> None:
+    _, variant = outer_choice(parts, *weights, 86)
+    assert variant.stages >= 2
+    assert variant.shared_memory <= block_memory(86)
+
+
+def test_a_weight_gradient_is_laid_out_so_that_few_blocks_share_it() -> None:
+    for rows, columns, blocks in [
+        (198, 198, 2),
+        (147, 139, 1),
+        (400, 100, 2),
+        (100, 400, 2),
+        (520, 512, 10),
+        (1, 1, 1),
+    ]:
+        turned, variant = outer_choice(2, rows, columns, False, 90)
+        assert variant.blocks(*((columns, rows) if turned else (rows, columns))) == blocks
 
 
 def test_an_unknown_gpu_gets_what_the_known_ones_before_it_have() -> None:
@@ -148,7 +184,7 @@ def test_few_sequences_are_spread_while_multiprocessors_are_idle(monkeypatch: py
     monkeypatch.setattr(choices, "capability_of", lambda device: 90)
     monkeypatch.setattr(choices, "multiprocessors", lambda device: 132)
     device = torch.device("cuda")
-    asked = [(139, 1, 100, 3), (139, 5, 100, 2), (139, 50, 100, 1), (64, 1, 100, 1), (198, 1, 1, 4), (512, 50, 100, 8)]
+    asked = [(139, 1, 100, 3), (139, 5, 100, 2), (139, 50, 100, 1), (64, 1, 100, 1), (198, 1, 1, 4), (512, 4, 100, 8)]
     for hidden, trials, batch, expected in asked:
         for backward in (False, True):
             found = choices.choose(problem("mist", backward, hidden), trials, batch, device)

@@ -101,18 +101,28 @@ def multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-MOST_ROW_TILES, MOST_COLUMN_TILES = 12, 18
-"""Of a block of a weight gradient: warps with 16 rows each, and columns by 8, for which there are registers."""
+MOST_SUMS = {1: 108, 2: 108, 3: 64}
+"""Of a thread that multiplies for a weight gradient, by parts: for so many there are registers, found by compiling."""
+MOST_TILES_DOWN, MOST_PLACES, MOST_PLACES_WITH_DELAYS = 3, 384, {1: 320, 2: 320, 3: 256}
+"""... and of its tiles along the tall operand, and of both operands' numbers that a block reads."""
+OUTER_WARPS = ((8, 1), (4, 2), (2, 4), (4, 1), (2, 2), (1, 4), (2, 1), (1, 1))
 
 
-def outer_variant(parts: int, rows: int, columns: int, device: torch.device) -> OuterVariant:
-    """Return the kernel for a weight gradient of this size: as few blocks as possible, of the same size."""
-
-    def even(tiles: int, most: int) -> int:
-        return -(-tiles // -(-tiles // most))
-
-    return OuterVariant(
-        parts, even(-(-rows // 16), MOST_ROW_TILES), even(-(-columns // 8), MOST_COLUMN_TILES), capability_of(device)
+@cache
+def outer_choice(parts: int, rows: int, columns: int, delays: bool, capability: int) -> tuple[bool, OuterVariant]:
+    """Return the kernel for a weight gradient of this size, and whether it takes the columns for the tall operand."""
+    most = MOST_PLACES_WITH_DELAYS[parts] if delays else MOST_PLACES
+    found = [
+        (turned, OuterVariant(parts, warps, (down, across), delays, capability))
+        for turned in (False, True)
+        if turned or not delays  # only the tall operand, here the columns, can have delays
+        for warps in OUTER_WARPS
+        for down in range(1, MOST_TILES_DOWN + 1)
+        for across in range(1, MOST_SUMS[parts] // (4 * down) + 1)
+    ]
+    return min(
+        ((turned, variant) for turned, variant in found if sum(variant.places) <= most and variant.stages > 1),
+        key=lambda pair: pair[1].cycles * pair[1].blocks(*((columns, rows) if pair[0] else (rows, columns))),
     )
 
 
@@ -120,10 +130,10 @@ def outer_variant(parts: int, rows: int, columns: int, device: torch.device) -> 
 def ranges_of(depth: int, blocks: int, device: torch.device) -> tuple[int, int]:
     """Return into how many ranges the sum of a weight gradient is cut, and how long they are: all multiprocessors work.
 
-    On an H200 a block takes 7 ms for 80,000 steps and sequences, and its result is written and read in 40 ns.
+    On an H200 a block takes 5 ms for 80,000 steps and sequences, and its result is written and read in 40 ns.
     """
     count = multiprocessors(device)
     most = max(1, min(128, depth // 256))
-    ranges = min(range(1, most + 1), key=lambda n: (-(-blocks * n // count) / n + 6e-6 * blocks * n, n))
+    ranges = min(range(1, most + 1), key=lambda n: (-(-blocks * n // count) / n + 8e-6 * blocks * n, n))
     per_range = -(-depth // ranges // 16) * 16
     return -(-depth // per_range), per_range

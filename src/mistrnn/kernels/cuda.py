@@ -29,7 +29,7 @@ from mistrnn.kernels._variant import (
     block_memory,
 )
 from mistrnn.kernels._wide import WideVariant
-from mistrnn.kernels.choices import capability_of, fitting, outer_variant, ranges_of
+from mistrnn.kernels.choices import capability_of, fitting, outer_choice, ranges_of
 from mistrnn.kernels.contract import CELLS, DIFFERENTIABLE, Inputs, Settings, is_wanted, there
 
 OLDEST = 80
@@ -199,16 +199,16 @@ def _parameter_gradients(
             x = x.masked_fill((steps >= lengths.unsqueeze(1)).unsqueeze(-1), 0.0)
         found["weight_ih"] = _outer(run, dz[..., :rows], x.contiguous())
     if cell == "mist":
-        gates = _against_past(run, dz[..., : count + hidden], 1, output)
+        gates = _against_past(run, dz[..., : count + hidden], (1,), output)
         last = _outer(run, dz[..., count + hidden :], mixed[..., :hidden])
         found["weight_hh"] = torch.cat([gates, last], 1)
     elif cell == "narx":
-        found["weight_hh"] = torch.cat([_against_past(run, dz, delay, output) for delay in problem.delays], 2)
+        found["weight_hh"] = _against_past(run, dz, problem.delays, output)
     elif cell == "gru":
         parts = (dz[..., : 2 * hidden], dz[..., 3 * hidden :])
-        found["weight_hh"] = torch.cat([_against_past(run, part, 1, output) for part in parts], 1)
+        found["weight_hh"] = torch.cat([_against_past(run, part, (1,), output) for part in parts], 1)
     else:
-        found["weight_hh"] = _against_past(run, dz, 1, output)
+        found["weight_hh"] = _against_past(run, dz, (1,), output)
     if cell == "clockwork":
         found["weight_hh"] = found["weight_hh"].masked_fill(_severed(problem.delays, hidden, dz.device), 0.0)
     return found
@@ -221,64 +221,85 @@ def _severed(periods: tuple[int, ...], hidden: int, device: torch.device) -> Ten
     return of_units.unsqueeze(1) > of_units
 
 
-def _against_past(run: Run, dz: Tensor, delay: int, output: Tensor) -> Tensor:
-    """Return the sum over all steps and sequences of dz at a step times the state so many steps before, [E, rows, H]."""
-    before = run.initial[:, run.M - delay : run.M - delay + min(delay, run.T)]  # what the first steps read
+def _against_past(run: Run, dz: Tensor, delays: Sequence[int], output: Tensor) -> Tensor:
+    """Return the sum over all steps and sequences of dz at a step times the states so many steps before.
+
+    It is [E, rows, delays * H].
+    """
     if run.origin is None and run.inputs["dropout"] is None and not run.settings.reverse:
-        return _outer(run, dz, output, before)
+        return _outer(run, dz, output, run.initial, delays)
+    return torch.cat([_outer(run, dz, _past(run, delay, output)) for delay in delays], 2)
+
+
+def _past(run: Run, delay: int, output: Tensor) -> Tensor:  # [E, T, B, H]
+    """Return what each step read of the state so many steps before, after resets and dropout."""
+    before = run.initial[:, run.M - delay : run.M - delay + min(delay, run.T)]  # what the first steps read
     read = torch.cat([before, run.by_step(output)[:, : run.T - before.size(1)]], 1)
     if run.origin is not None:
-        steps = torch.arange(run.T, device=dz.device).view(1, -1, 1)
+        steps = torch.arange(run.T, device=read.device).view(1, -1, 1)
         read = read.masked_fill((steps - delay < run.origin).unsqueeze(-1), 0.0)
     dropout = run.inputs["dropout"]
-    if dropout is not None:
-        read = read * dropout.unsqueeze(1)
-    return _outer(run, dz, read)
+    return read if dropout is None else read * dropout.unsqueeze(1)
+
+
+class Operand(ctypes.Structure):
+    """One side of a weight gradient; `Operand` in kernels/cuh/outer.cuh has the same fields."""
+
+    _fields_ = (
+        *pointers("at"),
+        *numbers("trial", "step"),
+        *pointers("first"),
+        *numbers("first_trial", "places", "stride"),
+    )
 
 
 class OuterArguments(ctypes.Structure):
     """What the kernel of a weight gradient is handed; `Arguments` in kernels/cuh/outer.cuh has the same fields."""
 
     _fields_ = (
-        *numbers("E", "depth", "rows", "columns"),
-        *pointers("a"),
-        *numbers("a_trial", "a_step"),
-        *pointers("b"),
-        *numbers("b_trial", "b_step"),
-        *pointers("first"),
-        *numbers("first_trial", "first_step", "before", "per_range"),
+        *numbers("E", "depth"),
+        ("tall", Operand),
+        ("wide", Operand),
+        *numbers("width"),
+        ("delays", ctypes.c_int64 * MAX_DELAYS),
+        *numbers("per_range"),
         *pointers("result"),
     )
 
 
-def _outer(run: Run, dz: Tensor, read: Tensor, before: Tensor | None = None) -> Tensor:
+def _outer(run: Run, dz: Tensor, read: Tensor, before: Tensor | None = None, delays: Sequence[int] = (0,)) -> Tensor:
     """Return the sum over steps and sequences of dz [E, T, B, rows] times what was read, [E, rows, columns].
 
-    `read` [E, T, B, columns] holds what was read at each step; with `before` [E, d, B, columns], what was read d steps later.
+    `read` [E, T, B, width] holds what was read at each step; with `before` [E, M, B, width], which ends where `read` begins,
+    what was read each of the delays later, one beside the other.
     """
     a, b = _rows(dz), _rows(read)
-    (trials, depth, rows), columns = a.shape, b.size(2)
+    (trials, depth, rows), width, columns = a.shape, b.size(2), b.size(2) * len(delays)
     first = None if before is None else _rows(before)
     if run.settings.parts == 0 or not run.E * run.T * run.B:
         if first is not None:
-            b = torch.cat([first, b[:, : depth - first.size(1)]], 1)
+            both = torch.cat([first, b], 1)
+            begins = [first.size(1) - delay * run.B for delay in delays]
+            return torch.cat([_product(a.mT, both[:, begin : begin + depth]) for begin in begins], 2)
         return _product(a.mT, b)
-    variant = outer_variant(run.settings.parts, rows, columns, run.x.device)
-    blocks = -(-rows // (16 * variant.warps)) * -(-columns // (8 * variant.tiles))
+    if first is not None and first.stride(1) != b.stride(1):  # the kernel takes the same step in both
+        first, b = first.contiguous(), b.contiguous()
+    turned, variant = outer_choice(run.settings.parts, rows, columns, len(delays) > 1, capability_of(run.x.device))
+    of_dz = Operand(at=a.data_ptr(), trial=a.stride(0), step=a.stride(1), places=rows, stride=columns)
+    of_read = Operand(at=b.data_ptr(), trial=b.stride(0), step=b.stride(1), places=columns, stride=1)
+    if first is not None:
+        of_read.first = first.data_ptr() + first.size(1) * first.stride(1) * first.element_size()
+        of_read.first_trial = first.stride(0)
+    tall, wide = (of_read, of_dz) if turned else (of_dz, of_read)
+    blocks = variant.blocks(tall.places, wide.places)
     ranges, per_range = ranges_of(depth, blocks * trials, run.x.device)
     result = a.new_empty(ranges, trials, rows, columns)
-    arguments = OuterArguments(E=trials, depth=depth, rows=rows, columns=columns, per_range=per_range)
-    for name, tensor in (("a", a), ("b", b), ("first", first), ("result", result)):
-        if tensor is not None:
-            setattr(arguments, name, tensor.data_ptr() or None)
-    arguments.a_trial, arguments.a_step, _ = a.stride()
-    arguments.b_trial, arguments.b_step, _ = b.stride()
-    if first is not None:
-        arguments.first_trial, arguments.first_step, _ = first.stride()
-        arguments.before = first.size(1)
+    arguments = OuterArguments(E=trials, depth=depth, tall=tall, wide=wide, width=width, per_range=per_range)
+    arguments.delays = (ctypes.c_int64 * MAX_DELAYS)(*(delay * run.B for delay in delays))
+    arguments.result = result.data_ptr()
     kernel = load_outer(variant, run.x.device)
     with current(run.x.device):
-        kernel.run(arguments, (ranges, blocks, trials), current_stream(run.x.device))
+        kernel.run(arguments, (blocks, ranges, trials), current_stream(run.x.device))
     return result.sum(0) if ranges > 1 else result[0]
 
 

@@ -19,6 +19,7 @@ DEVICE char* shared_memory() {
 
 // Let the compiler forget where a value came from: it keeps it, instead of computing it again at every step.
 DEVICE void hold(int& value) { asm volatile("" : "+r"(value)); }
+DEVICE void hold(long& value) { asm volatile("" : "+l"(value)); }
 template <class V> DEVICE void hold(V*& pointer) {  // to global memory
   size_t address = __cvta_generic_to_global((const void*)pointer);
   asm volatile("" : "+l"(address));
@@ -62,15 +63,19 @@ DEVICE unsigned remote(const void* pointer, int rank) {
   return there;
 }
 
-// Counts, in shared memory, arrivals of this block's warps and bytes that the other blocks of the cluster send. It waits for
-// nothing else: a barrier of the cluster would also wait for what was written to global memory.
+// Counts, in shared memory, arrivals of this block's warps and bytes that the other blocks of the cluster send, if it has
+// any. It waits for nothing else: a barrier of the cluster would also wait for what was written to global memory.
 typedef unsigned long long Counter;
 
 DEVICE void begin_counter(Counter* counter, int arrivals) {
-#if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"((unsigned)__cvta_generic_to_shared(counter)), "r"(arrivals) : "memory");
+#if __CUDA_ARCH__ >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
+}
+DEVICE void arrive(Counter* counter) {
+  asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"((unsigned)__cvta_generic_to_shared(counter))
+               : "memory");
 }
 DEVICE void arrive_and_expect(Counter* counter, int bytes) {
 #if __CUDA_ARCH__ >= 900
@@ -80,14 +85,17 @@ DEVICE void arrive_and_expect(Counter* counter, int bytes) {
 }
 // Until all have arrived and sent, for the first, third ... time (parity 0) or the times between.
 DEVICE void wait_for(Counter* counter, int parity) {
-#if __CUDA_ARCH__ >= 900
   const unsigned here = (unsigned)__cvta_generic_to_shared(counter);
   unsigned done;
   do {
+#if __CUDA_ARCH__ >= 900
     asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
                  : "=r"(done) : "r"(here), "r"(parity) : "memory");
-  } while (!done);
+#else
+    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done) : "r"(here), "r"(parity) : "memory");
 #endif
+  } while (!done);
 }
 // Write to where `pointer` points in block `rank`, and let its counter know.
 DEVICE void send(void* pointer, int rank, uint4 v, Counter* counter) {
@@ -135,6 +143,18 @@ DEVICE float fast_reciprocal(float x) {
 }
 DEVICE float as_float(unsigned bits) { return __uint_as_float(bits); }
 DEVICE unsigned as_bits(float value) { return __float_as_uint(value); }
+
+// Read a number if the index is below the count, or leave the value as it is; without a branch.
+DEVICE void load_below(float& value, const float* pointer, int index, int count) {
+  asm volatile("{ .reg .pred p; setp.lt.s32 p, %2, %3; @p ld.global.f32 %0, [%1]; }"
+               : "+f"(value) : "l"(__cvta_generic_to_global(pointer)), "r"(index), "r"(count));
+}
+
+// ... or write it.
+DEVICE void store_below(float* pointer, float value, int index, int count) {
+  asm volatile("{ .reg .pred p; setp.lt.s32 p, %2, %3; @p st.global.f32 [%1], %0; }" ::"f"(value),
+               "l"(__cvta_generic_to_global(pointer)), "r"(index), "r"(count) : "memory");
+}
 
 // Bring what will be read soon into the second-level cache.
 DEVICE void prefetch(const void* pointer) { asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(pointer))); }
