@@ -5,21 +5,45 @@
 Without torch's cache of memory a read or write beyond a tensor is seen.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
-from mistrnn.kernels import _run
-from mistrnn.kernels._variant import Launch, Variant
+from mistrnn.kernels import _run, choices
+from mistrnn.kernels._variant import Launch, Problem, Variant
+from mistrnn.kernels._wide import CELLS
 from mistrnn.layers import LAYERS
 
-torch.set_float32_matmul_precision("high")
-for cluster in (1, 2):
-    _run.choose = lambda problem, *_, n=cluster: Variant(problem, Launch(cluster=n), 90)
-    _run.plans.clear()
-    for name, kind in LAYERS.items():
-        layer = kind(1, 40, bidirectional=True).cuda()
-        x = torch.randn(11, 9, 1, device="cuda", requires_grad=True)
-        output, _ = layer(x, lengths=[11, 3, 0, 11, 7, 1, 2, 11, 5], reset=torch.rand(11, 9, device="cuda") < 0.1)
-        output.square().sum().backward()
-        layer(torch.randn(11, 9, 1, device="cuda"))[0].square().sum().backward()
+STEPS, LENGTHS = 7, [7, 3, 0, 7, 5, 1, 2, 7, 4]
+choose = choices.choose
+
+
+def watch(title: str, chosen: Callable[..., Any], names: list[str], hidden: int, **call: Any) -> None:
+    """Train one step of these layers with kernels of one kind."""
+    _run.choose, _run.plans = chosen, {}  # type: ignore[assignment]
+    for name in names:
+        layer = LAYERS[name](1, hidden, device="cuda")
+        x = torch.randn(STEPS, len(LENGTHS), 1, device="cuda", requires_grad=True)
+        layer(x, **call)[0].square().sum().backward()
         torch.cuda.synchronize()
-        print(name, "in clusters of", cluster, "done", flush=True)
+        print(name, title, "done", flush=True)
+
+
+def launched(**launch: int) -> Callable[..., Variant]:
+    """Choose a launch forwards; backwards a block has eight sequences."""
+
+    def chosen(problem: Problem, *_: Any) -> Variant:
+        return Variant(problem, Launch(**{**launch, "rows": 8} if problem.backward else launch), 90)
+
+    return chosen
+
+
+torch.set_float32_matmul_precision("high")
+everyone = list(LAYERS)
+reset = torch.rand(STEPS, len(LENGTHS), device="cuda") < 0.1
+watch("with lengths and resets", launched(), everyone, 40, lengths=LENGTHS, reset=reset)
+watch("in clusters of 2", launched(cluster=2), everyone, 40)
+watch("alone in clusters of 2", launched(cluster=2, rows=1), everyone, 40)
+choices.MANY = 0
+watch("with all trials together", choose, list(CELLS), 128)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 from mistrnn.kernels import _nvrtc, _run, choices, cuda, ops
+from mistrnn.kernels._wide import CELLS as WIDE_CELLS
 from mistrnn.kernels.contract import INPUTS, Settings
 from mistrnn.layers import LAYERS, LSTM, MIST, RNN, RecurrentLayer, _layer
 from mistrnn.training.capture import Captured
@@ -95,6 +96,41 @@ def test_few_sequences_in_one_block_keep_the_tolerance(
     monkeypatch.setattr(choices, "serves_one", lambda variant: False)  # else each has a block of its own
     for hidden, batch, steps in ((7, 3, 2), (100, 1, 129), (256, 3, 30)):
         assert broken(sized(name, hidden, input_size=1 + hidden % 2), steps, batch) == {}
+
+
+@pytest.mark.parametrize("name", WIDE_CELLS)
+@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize(("hidden", "batch", "steps"), [(128, 3, 2), (512, 100, 20), (256, 130, 9)])
+def test_large_layers_whose_trials_advance_together(
+    name: str, precision: str, hidden: int, batch: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_float32_matmul_precision(precision)
+    monkeypatch.setattr(choices, "MANY", 0)
+    monkeypatch.setattr(_run, "plans", {})
+    assert broken(sized(name, hidden, input_size=1 + hidden % 3 // 2), steps, batch) == {}
+
+
+@pytest.mark.parametrize("name", WIDE_CELLS)
+def test_many_trials_of_a_large_layer_are_those_of_blocks_that_keep_their_weights(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_float32_matmul_precision("highest")
+    layers = [sized(name, 512).cuda() for _ in range(9)]
+    stacked, _ = stack_module_state(layers)
+    x = torch.randn(9, 30, 100, 1, device="cuda")
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(layers[0], parameters, (x,))[0].square().mean()
+
+    found = []
+    for many in (0, 0, 2**60):
+        monkeypatch.setattr(choices, "MANY", many)
+        monkeypatch.setattr(_run, "plans", {})
+        poison()
+        found.append(vmap(grad(loss))(stacked, x))
+    for key, value in found[0].items():
+        assert torch.equal(value, found[1][key])
+        assert relative_error(value, found[2][key]) < 1e-5
 
 
 @every_layer
