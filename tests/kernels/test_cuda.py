@@ -105,7 +105,7 @@ def test_large_layers_whose_trials_advance_together(
     name: str, precision: str, hidden: int, batch: int, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.set_float32_matmul_precision(precision)
-    monkeypatch.setattr(choices, "MANY", 0)
+    monkeypatch.setattr(choices, "MANY", dict.fromkeys(WIDE_CELLS, (0, 0)))
     monkeypatch.setattr(_run, "plans", {})
     assert broken(sized(name, hidden, input_size=1 + hidden % 3 // 2), steps, batch) == {}
 
@@ -115,7 +115,7 @@ def test_many_trials_of_a_large_layer_are_those_of_blocks_that_keep_their_weight
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.set_float32_matmul_precision("highest")
-    layers = [sized(name, 512).cuda() for _ in range(9)]
+    layers = [sized(name, 512, input_size=1).float().cuda() for _ in range(9)]
     stacked, _ = stack_module_state(layers)
     x = torch.randn(9, 30, 100, 1, device="cuda")
 
@@ -123,8 +123,8 @@ def test_many_trials_of_a_large_layer_are_those_of_blocks_that_keep_their_weight
         return functional_call(layers[0], parameters, (x,))[0].square().mean()
 
     found = []
-    for many in (0, 0, 2**60):
-        monkeypatch.setattr(choices, "MANY", many)
+    for least in (0, 0, 2**60):
+        monkeypatch.setattr(choices, "MANY", {name: (least, 0)})
         monkeypatch.setattr(_run, "plans", {})
         poison()
         found.append(vmap(grad(loss))(stacked, x))

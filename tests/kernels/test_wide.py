@@ -38,7 +38,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[WideVariant]:
         seen.append(variant)
         run(variant, *arguments)
 
-    monkeypatch.setattr(choices, "MANY", 0)
+    monkeypatch.setattr(choices, "MANY", dict.fromkeys(CELLS, (0, 0)))
     monkeypatch.setattr(wide, "run", watched)
     return seen
 
@@ -132,8 +132,10 @@ def test_no_kernel_spills_registers(name: str, capability: int, parts: int) -> N
     [
         ({}, True),
         ({"hidden": 500}, False),
-        ({"hidden": 128}, False),
-        ({"trials": 4}, False),
+        ({"hidden": 256}, False),
+        ({"hidden": 256, "name": "lstm"}, True),
+        ({"trials": 15}, False),
+        ({"trials": 15, "name": "lstm"}, True),
         ({"capability": 80}, False),
         ({"cluster": 8}, False),
         ({"name": "gru"}, False),
@@ -157,7 +159,7 @@ def test_only_many_trials_of_large_layers_without_options_advance_together(
 
 
 def test_probes_are_left_to_the_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "MANY", 0)
+    monkeypatch.setattr(choices, "MANY", dict.fromkeys(CELLS, (0, 0)))
     monkeypatch.setattr(choices, "capability_of", lambda device: 90)
     monkeypatch.setattr(choices, "multiprocessors", lambda device: 132)
     zeros = {"x": (1, 2, 1, 1), "weight_ih": (1, 264, 1), "weight_hh": (1, 264, 128), "initial_h": (1, 128, 1, 128)}

@@ -6,7 +6,7 @@ E trials, B batch, H hidden, D delays. A tile is 16 units, or 8 sequences.
 from dataclasses import dataclass
 from math import ceil
 
-from mistrnn.kernels._variant import Problem, block_memory, defines
+from mistrnn.kernels._variant import OLDEST_WITH_CLUSTERS, Problem, block_memory, defines
 
 CELLS = ("mist", "lstm")
 """Those of which the paper has large layers."""
@@ -19,11 +19,11 @@ SEQUENCES = 4
 """Of a block between the products."""
 
 
-def serves(problem: Problem) -> bool:
-    """Whether these kernels can compute a problem: options are left to the others."""
+def serves(problem: Problem, capability: int) -> bool:
+    """Return whether these kernels can compute a problem: options are left to the others."""
     options = (problem.norm, problem.reset, problem.lengths, problem.reverse, problem.zoneout, problem.dropout)
     plain = not any(options) and not problem.probe and not problem.double and problem.parts > 0
-    return problem.cell in CELLS and plain and problem.hidden % 128 == 0
+    return problem.cell in CELLS and plain and problem.hidden % 128 == 0 and capability >= OLDEST_WITH_CLUSTERS
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ MOST_BLOCKS_ALONE = {2: 1, 3: 3}
 """Blocks of one sequence, for each multiprocessor, that are faster than blocks of eight, by parts: same place, 2026-11-16."""
 
 
-MANY = 2**27
-"""Multiply-adds of one matrix in a step of all trials, from which on they advance together."""
+MANY = {"mist": (512, 3 * 2**27), "lstm": (256, 2**28)}
+"""Units, and multiply-adds of one matrix in a step of all trials, from which on they advance together: 2026-11-16."""
 
 
 def choose(
@@ -25,8 +25,7 @@ def choose(
 ) -> Variant | WideVariant:
     """Return the variant for a problem on a device; it is told the cluster if there are records of a run forwards."""
     capability = capability_of(device)
-    many = trials * batch * problem.hidden**2 >= MANY and capability >= OLDEST_WITH_CLUSTERS
-    if cluster == 0 or (cluster is None and many and serves(problem)):
+    if cluster == 0 or (cluster is None and serves(problem, capability) and are_many(problem, trials * batch)):
         wide = wide_variant(problem, trials, batch, capability, multiprocessors(device))
         if cluster == 0 or wide.fits:
             return wide
@@ -37,6 +36,12 @@ def choose(
     if serves_one(found) and blocks <= MOST_BLOCKS_ALONE[problem.parts] * multiprocessors(device):
         return alone(found)
     return found
+
+
+def are_many(problem: Problem, sequences: int) -> bool:
+    """Return whether so many sequences of all trials are faster when they advance together."""
+    units, products = MANY[problem.cell]
+    return problem.hidden >= units and sequences * problem.hidden**2 >= products
 
 
 def serves_one(variant: Variant) -> bool:
