@@ -193,6 +193,15 @@ def test_few_sequences_are_spread_while_multiprocessors_are_idle(monkeypatch: py
             assert (told.launch.cluster, told.launch.rows) == (expected, 8)
 
 
+def test_known_layers_are_shared_by_blocks_as_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "capability_of", lambda device: 90)
+    monkeypatch.setattr(choices, "multiprocessors", lambda device: 132)
+    for name, hidden, cluster in (("lstm", 139, 3), ("lstm", 100, 1), ("narx", 64, 2)):
+        for backward in (False, True):
+            found = choices.choose(problem(name, backward, hidden), 50, 100, torch.device("cuda"))
+            assert found.cluster == cluster
+
+
 def test_sequences_have_blocks_of_their_own_while_multiprocessors_are_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choices, "capability_of", lambda device: 90)
     monkeypatch.setattr(choices, "multiprocessors", lambda device: 132)

@@ -12,6 +12,9 @@ CLUSTERS = (1, 2, 4, 8)
 LARGE_CLUSTER, FEW_WARPS, MOST_WARPS = 8, 4, 16
 """Measured on an H200, 2026-11-15: benchmarks/results/gpu.md. Larger clusters and blocks of 16 sequences were slower."""
 
+AT_LEAST = {("lstm", 139): 3, ("narx", 64): 2}
+"""Blocks that share the units of known layers even if all multiprocessors are busy: same place, 2026-11-16."""
+
 MOST_BLOCKS_ALONE = {2: 1, 3: 3}
 """Blocks of one sequence, for each multiprocessor, that are faster than blocks of eight, by parts: same place, 2026-11-16."""
 
@@ -64,7 +67,8 @@ def spread(problem: Problem, groups: int, device: torch.device) -> int:
     if not problem.parts or capability_of(device) < OLDEST_WITH_CLUSTERS:
         return 1
     wanted = -(-problem.hidden // (16 * FEW_WARPS))
-    return max(1, min(wanted, max(CLUSTERS), multiprocessors(device) // max(1, groups)))
+    idle = min(wanted, max(CLUSTERS), multiprocessors(device) // max(1, groups))
+    return max(AT_LEAST.get((problem.cell, problem.hidden), 1), idle)
 
 
 @cache
