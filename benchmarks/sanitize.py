@@ -45,5 +45,5 @@ reset = torch.rand(STEPS, len(LENGTHS), device="cuda") < 0.1
 watch("with lengths and resets", launched(), everyone, 40, lengths=LENGTHS, reset=reset)
 watch("in clusters of 2", launched(cluster=2), everyone, 40)
 watch("alone in clusters of 2", launched(cluster=2, rows=1), everyone, 40)
-choices.MANY = dict.fromkeys(CELLS, (0, 0))
+choices.MANY = dict.fromkeys(CELLS, (0, 1))
 watch("with all trials together", choose, list(CELLS), 128)

@@ -105,7 +105,7 @@ def test_large_layers_whose_trials_advance_together(
     name: str, precision: str, hidden: int, batch: int, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.set_float32_matmul_precision(precision)
-    monkeypatch.setattr(choices, "MANY", dict.fromkeys(WIDE_CELLS, (0, 0)))
+    monkeypatch.setattr(choices, "MANY", dict.fromkeys(WIDE_CELLS, (0, 1)))
     monkeypatch.setattr(_run, "plans", {})
     assert broken(sized(name, hidden, input_size=1 + hidden % 3 // 2), steps, batch) == {}
 

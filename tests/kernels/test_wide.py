@@ -17,7 +17,7 @@ from mistrnn.layers import MIST, RecurrentLayer
 from tests.kernels import test_cuda_emulated as emulated
 from tests.kernels.emulator import emulate
 from tests.kernels.test_variants import problem
-from tests.layers.cases import small
+from tests.layers.cases import as_tuple, small
 from tests.tolerance import relative_error
 
 on_linux = pytest.mark.skipif(
@@ -38,7 +38,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[WideVariant]:
         seen.append(variant)
         run(variant, *arguments)
 
-    monkeypatch.setattr(choices, "MANY", dict.fromkeys(CELLS, (0, 0)))
+    monkeypatch.setattr(choices, "MANY", dict.fromkeys(CELLS, (0, 1)))
     monkeypatch.setattr(wide, "run", watched)
     return seen
 
@@ -108,6 +108,34 @@ def test_a_state_that_begins_anywhere_in_memory(runs: list[Any], monkeypatch: py
 
 
 @on_linux
+def test_jacobians_are_trials_that_share_outputs_and_what_was_saved(
+    runs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = small("mist", input_size=1, hidden_size=128, dtype=torch.float32)
+    x = torch.randn(3, 1, 1)
+    layer.form = "plain"
+    exact = torch.func.jacrev(lambda v: layer(v)[0][-1, 0, :3])(x)
+    emulate(monkeypatch, 3)
+    layer.form = "fused"
+    assert relative_error(torch.func.jacrev(lambda v: layer(v)[0][-1, 0, :3])(x), exact) < 1e-5
+    assert len(runs) == 2
+
+
+@on_linux
+@every_cell
+def test_without_steps_the_state_stays_and_nothing_advances(
+    name: str, runs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulate(monkeypatch, 2)
+    layer = small(name, input_size=1, hidden_size=128, dtype=torch.float32)
+    start = layer(torch.randn(2, 3, 1))[1]
+    final = layer(torch.empty(0, 3, 1), start)[1]
+    assert len(runs) == 1
+    for before, after in zip(as_tuple(start), as_tuple(final), strict=True):
+        assert torch.equal(before, after)
+
+
+@on_linux
 def test_a_run_without_gradients_saves_nothing(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     emulate(monkeypatch, 2)
     with torch.no_grad():
@@ -159,7 +187,7 @@ def test_only_many_trials_of_large_layers_without_options_advance_together(
 
 
 def test_probes_are_left_to_the_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "MANY", dict.fromkeys(CELLS, (0, 0)))
+    monkeypatch.setattr(choices, "MANY", dict.fromkeys(CELLS, (0, 1)))
     monkeypatch.setattr(choices, "capability_of", lambda device: 90)
     monkeypatch.setattr(choices, "multiprocessors", lambda device: 132)
     zeros = {"x": (1, 2, 1, 1), "weight_ih": (1, 264, 1), "weight_hh": (1, 264, 128), "initial_h": (1, 128, 1, 128)}

@@ -70,9 +70,11 @@ class Plan:
             save=settings.save,
             probe=backward and inputs["probe_h"] is not None,
         )
-        if cluster is None and inputs["probe_h"] is not None:  # the run backwards must be able to write it
-            probed = replace(self.problem, probe=True)
-            cluster = choose(probed, self.E, self.B, self.device).cluster
+        has_probe = inputs["probe_h"] is not None
+        if cluster is None and (has_probe or not self.T):
+            # The run backwards must be able to write a probe, and without steps no trials advance together.
+            probed = replace(self.problem, probe=has_probe)
+            cluster = choose(probed, self.E * bool(self.T), self.B, self.device).cluster
         self.variant = choose(self.problem, self.E, self.B, self.device, cluster)
 
     @cached_property

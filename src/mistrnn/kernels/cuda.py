@@ -145,6 +145,8 @@ def backward(
     plan = plan_of(cell, inputs, settings, device, backward=True, cluster=_cluster_of(saved))
     run, problem = Run(plan, inputs), plan.problem
     output = output.to(plan.real)
+    if isinstance(plan.variant, WideVariant):  # whose kernels read it, trial by trial
+        output = output.contiguous()
     run.point("output", output)
     run.point("saved", saved)
     d_output = gradients["d_output"]

@@ -1,4 +1,4 @@
-// What a run of any kernel is handed, and the functions of numbers that all of them use.
+// What a run of any kernel is handed, the functions of numbers that all of them use, and how weights are laid out.
 //
 // Names as in call.h of the CPU forms. Everything that is known when a kernel is compiled is a constant: the sizes, the
 // delays, and which options there are.
@@ -65,3 +65,21 @@ DEVICE float tanh_of(float x) {
 }
 DEVICE double sigmoid_of(double x) { return 1 / (1 + exp(-x)); }
 DEVICE float sigmoid_of(float x) { return reciprocal(1 + exp_of(-x)); }
+
+// Lay out a tile of 16 x 16 weights, in parts, as the tensor cores want it: 16 bytes of each part for a lane.
+template <class Weight> DEVICE void pack_parts(int lane, uint4* to, Weight weight) {
+  const int q = lane >> 2, c = lane & 3;
+  float left[8];
+#pragma unroll
+  for (int n = 0; n < 8; n++) left[n] = weight(q + (n & 2) * 4, 4 * c + (n & 4) / 2 + (n & 1));  // row, place along k
+#pragma unroll
+  for (int p = 0; p < P; p++) {
+    unsigned parts[4];
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+      parts[n] = rounded(left[2 * n], left[2 * n + 1]);
+      left[2 * n] -= as_float(parts[n] << 16), left[2 * n + 1] -= as_float(parts[n] & 0xffff0000u);
+    }
+    to[p * 32 + lane] = {parts[0], parts[1], parts[2], parts[3]};
+  }
+}

@@ -292,8 +292,8 @@ template <int PHASE, class S> DEVICE void product(Block& block, const Weights<S>
 
 #if PARTS > 0
 template <class Weight> DEVICE void pack_numbers(int lane, uint4* to, Weight weight) {
-  const int q = lane >> 2, c = lane & 3;
 #if ROWS == 1
+  const int q = lane >> 2, c = lane & 3;
 #pragma unroll
   for (int p = 0; p < 2; p++) {
     unsigned numbers[4];
@@ -302,19 +302,7 @@ template <class Weight> DEVICE void pack_numbers(int lane, uint4* to, Weight wei
     to[p * 32 + lane] = {numbers[0], numbers[1], numbers[2], numbers[3]};
   }
 #else
-  float left[8];
-#pragma unroll
-  for (int n = 0; n < 8; n++) left[n] = weight(q + (n & 2) * 4, 4 * c + (n & 4) / 2 + (n & 1));  // row, place along k
-#pragma unroll
-  for (int p = 0; p < P; p++) {
-    unsigned parts[4];
-#pragma unroll
-    for (int n = 0; n < 4; n++) {
-      parts[n] = rounded(left[2 * n], left[2 * n + 1]);
-      left[2 * n] -= as_float(parts[n] << 16), left[2 * n + 1] -= as_float(parts[n] & 0xffff0000u);
-    }
-    to[p * 32 + lane] = {parts[0], parts[1], parts[2], parts[3]};
-  }
+  pack_parts(lane, to, weight);
 #endif
 }
 #endif

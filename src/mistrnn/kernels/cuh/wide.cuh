@@ -288,20 +288,7 @@ template <int TALL, int DEPTH> DEVICE void multiply(const Call& call, const uint
 template <int PRODUCT> DEVICE float weight_at(const Arguments& args, long e, int row, int k);
 
 template <int PRODUCT> DEVICE void pack_tile(const Arguments& args, long e, int row0, int k0, int lane, uint4* to) {
-  const int q = lane >> 2, c = lane & 3;
-  float left[8];
-#pragma unroll
-  for (int n = 0; n < 8; n++) left[n] = weight_at<PRODUCT>(args, e, row0 + q + (n & 2) * 4, k0 + 4 * c + (n & 4) / 2 + (n & 1));
-#pragma unroll
-  for (int p = 0; p < P; p++) {
-    unsigned parts[4];
-#pragma unroll
-    for (int n = 0; n < 4; n++) {
-      parts[n] = rounded(left[2 * n], left[2 * n + 1]);
-      left[2 * n] -= as_float(parts[n] << 16), left[2 * n + 1] -= as_float(parts[n] & 0xffff0000u);
-    }
-    to[p * 32 + lane] = {parts[0], parts[1], parts[2], parts[3]};
-  }
+  pack_parts(lane, to, [&](int row, int k) { return weight_at<PRODUCT>(args, e, row0 + row, k0 + k); });
 }
 
 // Lay out the weights of every trial for both products: one warp a tile.
