@@ -19,7 +19,7 @@ from mistrnn.training import Study, run_study
 STEPS, BATCH = 100_000, 16
 SEGMENTS, TRUNCATE = 300, 1_000
 LIMIT = 500 * 2**20
-"""Bytes beside those that the process has when everything is imported: segments take 300 to 400 MB, all steps at once 1.2 GB."""
+"""Bytes beside those of a process that has imported everything: segments take 300 to 400 MB, all steps at once 1.2 GB."""
 
 
 def prepare_long_recordings(folder: Path) -> None:
