@@ -1,7 +1,8 @@
 """The fused GPU forms of all cells: tensors in, tensors out.
 
-A persistent kernel takes a few sequences of one trial through all steps; the matrix products that do not depend on the
-order of the steps (inputs by weight_ih, gradients of the weights) are torch's own, before it and after it.
+A persistent kernel takes a few sequences of one trial through all steps, or all trials advance together (wide.py). What does
+not depend on the order of the steps comes before it (inputs by weight_ih, torch's own product) and after it (gradients of
+the weights, a kernel of their own).
 
 E trials, T time, B batch, I input, H hidden, G rows of the parameters, M memory, D delays.
 """
