@@ -16,8 +16,14 @@ import pytest
 import torch
 
 from mistrnn.kernels import _run, _variant, choices, cuda, ops, wide
-from mistrnn.kernels._variant import Launch, OuterVariant, Problem, Variant
+from mistrnn.kernels._outer import OuterVariant
+from mistrnn.kernels._variant import Launch, Problem, Variant
 from mistrnn.kernels._wide import WideVariant
+
+on_linux = pytest.mark.skipif(
+    platform.system() != "Linux" or platform.machine() not in ("x86_64", "aarch64"),
+    reason="the emulator switches between threads as Linux does",
+)
 
 MAIN = """
 static Arguments given;

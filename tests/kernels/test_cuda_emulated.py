@@ -4,7 +4,6 @@ What only a GPU can show (speed, the machine's own arithmetic) is in test_cuda.p
 any machine. All memory that the kernels are to write is poisoned first, and so is shared memory.
 """
 
-import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -17,18 +16,16 @@ from torch import Tensor
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 from mistrnn.kernels import _run, cuda
-from mistrnn.kernels._variant import Launch, OuterVariant
+from mistrnn.kernels._outer import OuterVariant
+from mistrnn.kernels._variant import Launch
 from mistrnn.kernels.contract import INPUTS, Settings
 from mistrnn.layers import LAYERS, MIST, RecurrentLayer
-from tests.kernels.emulator import emulate
+from tests.kernels.emulator import emulate, on_linux
 from tests.kernels.test_cpu import measure, tame
 from tests.layers.cases import REGULARISERS, every_layer, seeded, small
 from tests.tolerance import relative_error
 
-pytestmark = pytest.mark.skipif(
-    platform.system() != "Linux" or platform.machine() not in ("x86_64", "aarch64"),
-    reason="the emulator switches between threads as Linux does",
-)
+pytestmark = on_linux
 
 ROUNDINGS = {0: 1e-12, 1: 3e-2, 2: 3e-5, 3: 2e-6}
 """How far from float64 a run of these sizes may be, by parts (0: float64 itself)."""
@@ -188,11 +185,9 @@ def test_a_cluster_with_room_for_one_buffer(launch: Launch, monkeypatch: pytest.
     assert errors(sized("mist", 70), 2, 4, 3, launch) == {}
 
 
-@pytest.mark.slow
-@every_layer
-def test_trials_are_an_axis_and_a_broken_one_disturbs_nobody(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    emulate(monkeypatch, 2)
-    layers = [small(name, input_size=1, hidden_size=9, dtype=torch.float32) for _ in range(3)]
+def break_one_of_three_trials(name: str, hidden: int) -> None:
+    """Check that the others are what they are alone, and the same each time."""
+    layers = [small(name, input_size=1, hidden_size=hidden, dtype=torch.float32) for _ in range(3)]
     x = torch.randn(3, 5, 2, 1)
 
     def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -209,6 +204,13 @@ def test_trials_are_an_axis_and_a_broken_one_disturbs_nobody(name: str, monkeypa
         assert torch.equal(value[2], alone[2][key])
         assert value[1].isnan().any()
         assert torch.equal(value[::2], again[key][::2])
+
+
+@pytest.mark.slow
+@every_layer
+def test_trials_are_an_axis_and_a_broken_one_disturbs_nobody(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch, 2)
+    break_one_of_three_trials(name, 9)
 
 
 def test_jacobians_are_trials_that_share_what_was_saved(monkeypatch: pytest.MonkeyPatch) -> None:

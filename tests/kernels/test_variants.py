@@ -10,15 +10,8 @@ import pytest
 import torch
 
 from mistrnn.kernels import _nvrtc, choices, cuda
-from mistrnn.kernels._variant import (
-    MAX_HIDDEN_ALONE,
-    OLDEST_WITH_CLUSTERS,
-    Launch,
-    OuterVariant,
-    Problem,
-    Variant,
-    block_memory,
-)
+from mistrnn.kernels._outer import OuterVariant
+from mistrnn.kernels._variant import MAX_HIDDEN_ALONE, OLDEST_WITH_CLUSTERS, Launch, Problem, Variant, block_memory
 from mistrnn.kernels.choices import alone, fitting, outer_choice, serves_one
 from tests.layers.cases import every_layer
 

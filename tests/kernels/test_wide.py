@@ -1,13 +1,10 @@
 """Large layers of many trials on the GPU (kernels/wide.py): the kernels' own source on a CPU, their programs, the choice."""
 
-import platform
 import re
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.func import functional_call, grad, stack_module_state, vmap
 
 from mistrnn.kernels import _nvrtc, _run, choices, wide
 from mistrnn.kernels._variant import Problem, Variant
@@ -15,15 +12,11 @@ from mistrnn.kernels._wide import CELLS, WideVariant, wide_variant
 from mistrnn.kernels.contract import INPUTS, Settings
 from mistrnn.layers import MIST, RecurrentLayer
 from tests.kernels import test_cuda_emulated as emulated
-from tests.kernels.emulator import emulate
+from tests.kernels.emulator import emulate, on_linux
 from tests.kernels.test_variants import problem
 from tests.layers.cases import as_tuple, seeded, small
 from tests.tolerance import relative_error
 
-on_linux = pytest.mark.skipif(
-    platform.system() != "Linux" or platform.machine() not in ("x86_64", "aarch64"),
-    reason="the emulator switches between threads as Linux does",
-)
 poisoned = emulated.poisoned
 every_cell = pytest.mark.parametrize("name", CELLS)
 
@@ -76,28 +69,14 @@ def test_trials_are_an_axis_and_a_broken_one_disturbs_nobody(
     name: str, runs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     emulate(monkeypatch, 2)
-    layers = [small(name, input_size=1, hidden_size=128, dtype=torch.float32) for _ in range(3)]
-    x = torch.randn(3, 4, 2, 1)
-
-    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-        return functional_call(layers[0], parameters, (x,))[0].square().sum()
-
-    alone = [grad(loss)(dict(layer.named_parameters()), x[k]) for k, layer in enumerate(layers)]
-    with torch.no_grad():
-        layers[1].weight_hh_l0.fill_(float("nan"))
-    stacked, _ = stack_module_state(layers)
-    together = vmap(grad(loss))(stacked, x)
-    for key, value in together.items():
-        assert torch.equal(value[0], alone[0][key])
-        assert torch.equal(value[2], alone[2][key])
-        assert value[1].isnan().any()
-    assert len(runs) == 8
+    emulated.break_one_of_three_trials(name, 128)
+    assert len(runs) == 10
 
 
 @on_linux
 def test_a_state_that_begins_anywhere_in_memory(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = small("lstm", input_size=1, hidden_size=128, dtype=torch.float32)
     with seeded(4):
+        layer = small("lstm", input_size=1, hidden_size=128, dtype=torch.float32)
         x, start = torch.randn(3, 2, 1), torch.randn(2 * 2 * 128 + 1)[1:].view(2, 1, 2, 128)
     found = []
     for form in ("plain", "fused"):

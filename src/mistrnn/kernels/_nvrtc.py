@@ -16,7 +16,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mistrnn.kernels._variant import ROOT, OuterVariant, Program, Variant, headers
+from mistrnn.kernels._outer import OuterVariant
+from mistrnn.kernels._variant import ROOT, Program, Variant, headers
 from mistrnn.kernels._wide import WideVariant
 
 OPTIONS = ("--std=c++17", "--restrict", "--extra-device-vectorization", "--diag-suppress=177", "--diag-suppress=550")

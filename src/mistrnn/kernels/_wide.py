@@ -15,6 +15,8 @@ MOST_TILES = 13
 """Of sequences in a block of a product: for 104 of them there are registers."""
 
 MOST_WARPS = 7
+"""Of a block of a product; with 50 trials of 512 units, 6 leave some blocks for a second round, which takes twice as long."""
+
 SEQUENCES = 4
 """Of a block between the products."""
 

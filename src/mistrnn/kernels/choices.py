@@ -5,7 +5,8 @@ from functools import cache
 
 import torch
 
-from mistrnn.kernels._variant import OLDEST_WITH_CLUSTERS, Launch, OuterVariant, Problem, Variant, block_memory
+from mistrnn.kernels._outer import OuterVariant
+from mistrnn.kernels._variant import OLDEST_WITH_CLUSTERS, Launch, Problem, Variant, block_memory
 from mistrnn.kernels._wide import WideVariant, serves, wide_variant
 
 CLUSTERS = (1, 2, 4, 8)

@@ -17,6 +17,7 @@ from torch import Tensor
 from mistrnn.kernels import _nvrtc
 from mistrnn.kernels._arguments import numbers, pointers
 from mistrnn.kernels._nvrtc import OuterKernel
+from mistrnn.kernels._outer import OuterVariant
 from mistrnn.kernels._run import DTYPES, Plan, Run, current, current_stream, plan_of
 from mistrnn.kernels._variant import (
     MAX_DELAY,
@@ -24,7 +25,6 @@ from mistrnn.kernels._variant import (
     MAX_HIDDEN,
     MAX_HIDDEN_ALONE,
     OLDEST_WITH_CLUSTERS,
-    OuterVariant,
     Problem,
     Variant,
     block_memory,
