@@ -209,7 +209,7 @@ def break_one_of_three_trials(name: str, hidden: int) -> None:
 @pytest.mark.slow
 @every_layer
 def test_trials_are_an_axis_and_a_broken_one_disturbs_nobody(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    emulate(monkeypatch, 2)
+    emulate(monkeypatch, 2, Launch())  # else a few sequences alone would have blocks of their own, and other roundings
     break_one_of_three_trials(name, 9)
 
 
