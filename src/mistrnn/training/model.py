@@ -31,10 +31,18 @@ class Model(nn.Module):
     def forward(self, input: Tensor, state: State | None = None, dropout: Tensor | None = None) -> tuple[Tensor, State]:
         """Return the scores and the state to go on from; the readout reads the outputs times `dropout` [T, B, H]."""
         output, state = self.layer(input, state)
+        read = output if self.every_step else self._last(output, state)
         if dropout is not None:
-            output = output * dropout
-        scores: Tensor = self.readout(output if self.every_step else output[-1])
+            read = read * (dropout if self.every_step else dropout[-1])
+        scores: Tensor = self.readout(read)
         return scores, state
+
+    def _last(self, output: Tensor, state: State) -> Tensor:
+        """Return output[-1], from the state where it is the same: its gradient has no zeros for all the other steps."""
+        if self.layer.bidirectional:
+            return output[-1]
+        h = state[0] if isinstance(state, tuple) else state
+        return h[-1, -1] if self.layer.keeps_history else h[-1]
 
     def parameter_count(self) -> int:
         """Return the number of weights of layer and readout."""
