@@ -43,13 +43,20 @@ def milliseconds(function: Callable[[], Any], repeats: int = 9) -> float:
     return statistics.median(times)
 
 
+def last_step(result: Any) -> Tensor:
+    """Return h of the last step [B, H] from what a layer returns, ours or torch's: a loss at the last step reads the state."""
+    _, state = result
+    h: Tensor = state[0] if isinstance(state, tuple) else state  # [N, B, H], or [N, M, B, H] with history
+    return h.flatten(0, -3)[-1]
+
+
 def training(layer: nn.Module, steps: int = STEPS, batch: int = BATCH) -> float:
     """Time a run forwards and backwards with the loss at the last step."""
     x = torch.randn(steps, batch, 1, device="cuda")
     parameters = list(layer.parameters())
 
     def run() -> None:
-        torch.autograd.grad(layer(x)[0][-1].square().sum(), parameters)
+        torch.autograd.grad(last_step(layer(x)).square().sum(), parameters)
 
     return milliseconds(run)
 
@@ -69,7 +76,7 @@ def many(layer: RecurrentLayer, trials: int = TRIALS, steps: int = STEPS) -> tup
     x = torch.randn(trials, steps, BATCH, 1, device="cuda")
 
     def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-        return functional_call(layer, parameters, (x,))[0][-1].square().sum()
+        return last_step(functional_call(layer, parameters, (x,))).square().sum()
 
     def step(x: Tensor) -> Tensor:
         for name, gradient in vmap(grad(loss))(stacked, x).items():

@@ -194,7 +194,7 @@ template <class Cell> struct Gates {
                          : k.outer_now[sequence_of(row_of(i)) * args.d_output_sequence + unit_of(i)];
       k.outer_now -= args.d_output_time;
     }
-    if (args.d_final_h)
+    if (args.d_final_h && (kLengths || s + M >= (int)args.T))  // else all sequences end together, later
       EACH_VALUE {
         const int j = row_of(i), back = k.end(j) - s;
         if (back <= M && back > 0 && k.has(i) && k.sees(k.end(j), back, j))
