@@ -129,13 +129,14 @@ struct Counter {
   }
 };
 static_assert(sizeof(Counter) == 8, "as on the machine");
-DEVICE void begin_counter(Counter* counter, int arrivals) { *counter = {(short)arrivals, (short)arrivals, 0, 0}; }
-DEVICE void arrive_and_expect(Counter* counter, int bytes) {
+DEVICE void begin_counter(Counter* counter, int warps) { *counter = {(short)warps, (short)warps, 0, 0}; }
+DEVICE void warp_arrives(Counter* counter, int bytes = 0) {
+  sync_warp();
+  if (emulator::now->lane != 0) return;
   if (counter->missing == 0) abort();
   counter->missing--, counter->bytes += bytes;
   counter->check();
 }
-DEVICE void arrive(Counter* counter) { arrive_and_expect(counter, 0); }
 DEVICE void wait_for(Counter* counter, int parity) {
   while ((int)counter->parity == parity) swapcontext(&emulator::now->context, &emulator::home);
 }

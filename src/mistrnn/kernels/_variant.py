@@ -37,7 +37,7 @@ REGISTERS_BESIDE = {
     ("narx", False): 128,
     ("narx", True): 136,
     ("mist", False): 72,
-    ("mist", True): 108,
+    ("mist", True): 100,
 }
 """Registers that a thread needs beside weights, without prefetched history: found by compiling, see tests/kernels."""
 
@@ -284,7 +284,7 @@ class Variant:
         # Places of units that do not exist come last: forwards there is nothing after them.
         everyone = self.places if self.problem.backward else ceil(self.problem.hidden / 16) * 16
         if self.problem.cell == "mist":
-            return [(1, everyone), (1, everyone + count)] if self.problem.backward else [(1, everyone), (1, everyone)]
+            return [(1, everyone), (1, everyone)]
         if self.problem.cell == "narx":
             return [(count, everyone)]
         return [(1, gates * everyone)] if self.problem.backward else [(gates, everyone)]
@@ -334,11 +334,7 @@ class Variant:
         )
         beside += launch.spare
         if problem.cell == "mist":
-            beside += (
-                (2 * count - 1) * vectors
-                if problem.backward
-                else (count - 1) * vectors + 4 * self.pieces * launch.stack
-            )
+            beside += ((2 if problem.backward else 1) * count - 1) * vectors + 4 * self.pieces * launch.stack
         if vectors > 4:
             beside += VECTORS_BESIDE[problem.cell, problem.backward] * (vectors - 4)
         return beside + 24 * problem.norm
@@ -368,15 +364,12 @@ class Variant:
         count, problem, rows = len(self.problem.delays), self.problem, self.thread_rows
         groups = count if problem.cell == "clockwork" else 1
         width = (2 if problem.backward else 1) * groups * rows if problem.norm else 0
-        return max(width, ceil(count / 8) * rows if problem.cell == "mist" and problem.backward else 0)
+        return max(width, ceil(count / 8) * rows if problem.cell == "mist" and problem.backward and problem.norm else 0)
 
     @property
     def extra_width(self) -> int:
-        """Numbers of a lane that the softmax of MIST adds up over the warps, forwards."""
-        problem = self.problem
-        if problem.cell != "mist" or problem.backward:
-            return 0
-        return ceil(len(problem.delays) / 8) * self.thread_rows
+        """Numbers of a lane that the softmax of MIST, or its gradient, adds up over the warps."""
+        return ceil(len(self.problem.delays) / 8) * self.thread_rows if self.problem.cell == "mist" else 0
 
     @property
     def buffers(self) -> int:

@@ -94,7 +94,7 @@ struct Block {
   const Arguments& args;
   char* u;       // what a product reads, in parts: [buffers, R, kStride]
   Real* totals;  // [2, C W, 32, kSumWidth]
-  Real* extra_totals;  // [2, C W, 32, kExtraWidth]: what the softmax of MIST reads of each warp's units
+  Real* extra_totals;  // [2, C W, 32, kExtraWidth]: what each warp's units give to the softmax of MIST, or to its gradient
   Real* partial;  // [KS - 1, W, tall, 32, kValues]: products over the later ranges
   bool has_units;
   int cta, warp, lane, unit, sequence;  // the thread's first unit and sequence
@@ -263,22 +263,6 @@ struct Block {
     }
 #endif
   }
-  // Write one place of the part of u that comes after `blocks` vectors; every block of the cluster does so for itself.
-  METHOD void publish_extra(int blocks, int d, int j, Real v) {
-    char* to = row_of_u(sequence + sequence_of(j));
-    const int place = blocks * C * kUnits + d;
-#if PARTS == 0
-    ((Real*)to)[place] = v;
-#else
-    float left = v;
-#pragma unroll
-    for (int p = 0; p < P; p++) {
-      const unsigned part = rounded(left, 0.0f);
-      *(unsigned short*)(to + place / 4 * 8 * P + p * 8 + place % 4 * 2) = (unsigned short)part;
-      left -= as_float(part << 16);
-    }
-#endif
-  }
   // A barrier in two parts: a warp has published all that it has for this product, and everybody has. What a thread writes
   // for itself or for later kernels comes between them.
   METHOD void arrive() {
@@ -289,10 +273,7 @@ struct Block {
     else sync_block();
   }
   // The other blocks' warps send as many bytes as this one did.
-  METHOD void arrive_at(Counter* counter, int bytes) const {
-    sync_warp();
-    if (lane == 0) arrive_and_expect(counter, (C - 1) * bytes);
-  }
+  METHOD void arrive_at(Counter* counter, int bytes) const { warp_arrives(counter, (C - 1) * bytes); }
   METHOD void wait_at(int which) {
     wait_for(counters + which, parities >> which & 1);
     parities ^= 1 << which;
@@ -344,10 +325,9 @@ struct Block {
 #pragma unroll
     for (int n = 0; n < N * kRows; n++) v[n / kRows][n % kRows] = from_lane(flat[n], lane & 3);
   }
-  // ... for the delays, each to the lane that has it.
-  METHOD void add_to_owners(Real (&v)[kDelays][kRows], Real (&own)[kSlots][kRows]) {
+  // ... of a warp, for the delays, each to the lane that has it.
+  METHOD void add_to_owners(Real (&v)[kDelays][kRows], Real (&own)[kSlots][kRows]) const {
     const int mine = lane >> 2;
-    Real flat[kSlots * kRows];
 #pragma unroll
     for (int slot = 0; slot < kSlots; slot++)
       EACH_ROW {
@@ -362,11 +342,15 @@ struct Block {
             const Real given = upper ? part[n] : part[n + width], kept = upper ? part[n + width] : part[n];
             part[n] = kept + from_other_lane(given, width * 4);
           }
-        flat[slot * kRows + j] = part[0];
+        own[slot][j] = part[0];
       }
+  }
+  // ... and of all warps.
+  METHOD void add_owners(Real (&own)[kSlots][kRows]) {
+    Real flat[kSlots * kRows];
+    EACH_SLOT EACH_ROW flat[slot * kRows + j] = own[slot][j];
     over_warps(flat, 32);
-#pragma unroll
-    for (int slot = 0; slot < kSlots; slot++) EACH_ROW own[slot][j] = flat[slot * kRows + j];
+    EACH_SLOT EACH_ROW own[slot][j] = flat[slot * kRows + j];
   }
   // The value of the lane that has delay d, to all eight.
   METHOD Real from_owner(const Real (&own)[kSlots][kRows], int d, int j) const {

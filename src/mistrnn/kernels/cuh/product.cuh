@@ -29,15 +29,26 @@ template <int TALL, int WIDE, int IN_REGISTERS, int IN_SHARED> struct Shape {
 
 typedef Shape<SHAPE_0> Shape0;
 typedef Shape<SHAPE_1> Shape1;
-constexpr int kExtraTiles = EXTRA_WIDTH > 0 ? W * TW : 0;  // of the softmax's rows: those that read a warp's own units
+constexpr int kExtraTiles = EXTRA_WIDTH > 0 ? W * TW : 0;  // of the softmax's rows: what is read of a warp's own units
 constexpr int kTiles = Shape0::kTiles + (PHASES > 1 ? Shape1::kTiles : 0) + kExtraTiles;  // of a block of the cluster
 
 template <int PHASE> DEVICE Real weight_at(const Arguments& args, long e, int cta, int block, int local, int k);  // of the cell
 
-// The weight by which delay d of a softmax reads place k, of MIST.
-DEVICE Real softmax_weight(const Arguments& args, long e, int d, int k);
+DEVICE int unit_at(int place);  // of u
 
+// The weight by which delay d of a softmax reads a unit, of MIST; 0 if there are not so many.
+DEVICE Real softmax_weight(const Arguments& args, long e, int d, int unit);
+
+// What the softmax of MIST reads of a warp's own units, and backwards what it sends to them.
 struct Softmax {
+  // Gradients of all delays, as a product reads them.
+  struct Gradient {
+#if PARTS > 0
+    uint2 part[NT][P];
+#else
+    Real of_delay[kSlots][kRows];
+#endif
+  };
   uint4 held[TW * (P > 0 ? kPieces : 1)];
   METHOD void begin(const uint4* packed) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32 % W;
@@ -45,6 +56,8 @@ struct Softmax {
     for (int n = 0; n < TW * kPieces; n++) held[n] = load_weights(packed + (warp * TW * kPieces + n) * 32 + lane);
   }
   METHOD void add_own(Block& block, Real (&v)[kSlots][kRows]) const;
+  static METHOD void take(const Block& block, const Real (&v)[kSlots][kRows], Gradient& gradient);
+  METHOD void send_back(const Block& block, const Gradient& gradient, Values& z) const;
 };
 
 template <class S> struct Weights {
@@ -221,6 +234,47 @@ METHOD void Softmax::add_own(Block& block, Real (&v)[kSlots][kRows]) const {
   for (int slot = 0; slot < kSlots; slot++) EACH_ROW v[slot][j] = sum[j / 2][slot * 2 + j % 2];
 }
 
+// Lane q, c of the warp gets delays 4 c to 4 c + 3 of the tile's column q.
+METHOD void Softmax::take(const Block& block, const Real (&v)[kSlots][kRows], Gradient& gradient) {
+  const int q = block.lane >> 2, c = block.lane & 3;
+#pragma unroll
+  for (int n = 0; n < NT; n++) {
+    float left[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+      for (int slot = 0; slot < kSlots; slot++)
+#pragma unroll
+        for (int odd = 0; odd < 2; odd++) {
+          const float there = from_lane((float)v[slot][2 * n + odd], (4 * c + i) % 8 * 4 + q / 2);
+          if (c / 2 == slot && q % 2 == odd) left[i] = there;
+        }
+#pragma unroll
+    for (int p = 0; p < P; p++) {
+      const uint2 part = {rounded(left[0], left[1]), rounded(left[2], left[3])};
+      left[0] -= as_float(part.x << 16), left[1] -= as_float(part.x & 0xffff0000u);
+      left[2] -= as_float(part.y << 16), left[3] -= as_float(part.y & 0xffff0000u);
+      gradient.part[n][p] = part;
+    }
+  }
+}
+METHOD void Softmax::send_back(const Block&, const Gradient& gradient, Values& z) const {
+#pragma unroll
+  for (int t = 0; t < TW; t++)
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+      float sum[P][4] = {};  // large products apart from small ones
+#pragma unroll
+      for (int i = P - 1; i >= 0; i--)
+#pragma unroll
+        for (int j = P - 1 - i; j >= 0; j--) multiply_add(sum[i + j], held[t * P + i], gradient.part[n][j]);
+#pragma unroll
+      for (int p = P - 1; p >= 0; p--)
+#pragma unroll
+        for (int r = 0; r < 4; r++) z[(t * NT + n) * 4 + r] += sum[p][r];
+    }
+}
+
 #endif
 
 #if PARTS > 0
@@ -271,7 +325,17 @@ METHOD void Softmax::add_own(Block& block, Real (&v)[kSlots][kRows]) const {
     const Real* u = (const Real*)block.row_of_u(block.sequence + sequence_of(j));
     const int first = (block.cta * W + block.warp) * 16 * TW;
     v[slot][j] = 0;
-    for (int k = first; k < first + 16 * TW; k++) v[slot][j] += softmax_weight(block.args, block.e, d, k) * u[k];
+    for (int k = first; k < first + 16 * TW; k++) v[slot][j] += softmax_weight(block.args, block.e, d, unit_at(k)) * u[k];
+  }
+}
+METHOD void Softmax::take(const Block&, const Real (&v)[kSlots][kRows], Gradient& gradient) {
+  EACH_SLOT EACH_ROW gradient.of_delay[slot][j] = v[slot][j];
+}
+METHOD void Softmax::send_back(const Block& block, const Gradient& gradient, Values& z) const {
+  EACH_DELAY {
+    Rows v;
+    EACH_ROW v[j] = block.from_owner(gradient.of_delay, d, j);
+    EACH_VALUE z[i] += softmax_weight(block.args, block.e, d, block.unit + unit_of(i)) * v[row_of(i)];
   }
 }
 
@@ -329,9 +393,9 @@ KERNEL(256) pack(const GRID_CONSTANT Arguments args) {
   if (tile < Shape0::kTiles) pack_tile<0, Shape0>(args, e, cta, tile, lane, to);
   else if (tile < kTiles - kExtraTiles) pack_tile<PHASES - 1, Shape1>(args, e, cta, tile - Shape0::kTiles, lane, to);
 #if PARTS > 0
-  else pack_numbers(lane, to, [&](int row, int place) {
-    const int k = (cta * W * TW + tile - (kTiles - kExtraTiles)) * 16 + place;
-    return row < D ? (float)softmax_weight(args, e, row, k) : 0.0f;
+  else pack_numbers(lane, to, [&](int row, int place) {  // forwards delays read places, backwards units read delays
+    const int first = (cta * W * TW + tile - (kTiles - kExtraTiles)) * 16;
+    return (float)(BACKWARD ? softmax_weight(args, e, place, first + row) : softmax_weight(args, e, row, unit_at(first + place)));
   });
 #endif
 }

@@ -45,6 +45,7 @@ template <class Cell> DEVICE void run_cell(const Arguments& args) {
   const uint4* packed = args.packed + (k.e * C + k.cta) * kTiles * (long)kPieces * 32;
   weights_0.begin(packed, room);
   if (PHASES > 1) weights_1.begin(packed + Shape0::kTiles * kPieces * 32, room + Shape0::kSharedTiles * kPieces * 32);
+  if (kExtraTiles > 0) cell.softmax.begin(packed + (kTiles - kExtraTiles) * (long)kPieces * 32);
   cell.begin(k);
   k.sync();  // everyone's memory is as it must be before others write to it
   const int steps = (int)args.T;
@@ -56,14 +57,12 @@ template <class Cell> DEVICE void run_cell(const Arguments& args) {
     multiply<0>(k, weights_0, z_0, [&] { cell.template read_ahead<0>(k, s); });
     if (PHASES > 1) {
       if (k.has_units) cell.template backward<PHASES - 1>(k, s, z_0);
-      else if (C == 1) sync_block();  // for its sums over units
       multiply<PHASES - 1>(k, weights_1, z_1, [&] { cell.template read_ahead<PHASES - 1>(k, s); });
     }
     k.gradient_now -= args.B * kColumnStride, k.mixed_now -= args.B * MIXED_STRIDE;
   }
   if (k.has_units) cell.finish_sums(k), cell.finish(k, PHASES > 1 ? z_1 : z_0);
 #else
-  if (kExtraTiles > 0) cell.softmax.begin(packed + (kTiles - kExtraTiles) * (long)kPieces * 32);
   if (k.has_units || cell.kAllBegin) cell.begin_forward(k);
   if (k.has_units) k.arrive();
   for (int s = cell.first_step(k); s < steps; s++) {

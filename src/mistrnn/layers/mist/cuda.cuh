@@ -48,13 +48,18 @@ struct Mist : Gates<MistGates> {
       hold(own_delay[slot]);
     }
   }
-  // Tell memory of the far states that step s will mix: a lane takes 128 bytes of those of its delay.
-  METHOD void prefetch_history(Block& k, int s) const {
-    EACH_SLOT if (own_delay[slot] > kSoon) {
-      const char* warp = (const char*)(k.record(s - own_delay[slot], 0) - k.place);
+  // Tell memory of what is far away: of a vector of the warp for each delay, the lanes that have the delay take 128 bytes each.
+  METHOD void prefetch_warp(Block& k, const Real* vector) const {
 #pragma unroll
-      for (int n = 0; n < kPlaces * (int)sizeof(Real) / 16; n++) prefetch(warp + ((k.lane & 3) * 128 + n * 512));
-    }
+    for (int n = 0; n < kPlaces * (int)sizeof(Real) / 16; n++) prefetch((const char*)vector + ((k.lane & 3) * 128 + n * 512));
+  }
+  // ... the states that step s will mix, ...
+  METHOD void prefetch_history(Block& k, int s) const {
+    EACH_SLOT if (own_delay[slot] > kSoon) prefetch_warp(k, k.record(s - own_delay[slot], 0) - k.place);
+  }
+  // ... and backwards what the sum (3') will need.
+  METHOD void prefetch_later(Block& k, int s) const {
+    EACH_SLOT if (own_delay[slot] > kSoon) prefetch_warp(k, dm_of(s + own_delay[slot]) - k.lane * kValues);
   }
   METHOD int first_step(Block&) { return 0; }
   template <int PHASE> METHOD void read_ahead(Block& k, int s) {
@@ -63,9 +68,16 @@ struct Mist : Gates<MistGates> {
       else load_history(k, s + 1), prefetch_history(k, s + kSoon);
     } else if (PHASE == 0) {
       load_mixture(k, s);
-      if (s >= kSoon) prefetch(k.record(s - kSoon, 1)), prefetch(k.record(s - kSoon - M, 0));
-    } else if (s > 0) {
-      load_later(k, s - 1), load_step(k, s - 1);
+      if (s >= kSoon) {
+        prefetch(k.record(s - kSoon, 1));
+        // While memory has little else to do, that is; at 50 trials of one block each it costs more than it brings.
+        if (C > 1) prefetch_history(k, s - kSoon), prefetch_later(k, s - kSoon);
+        else prefetch(k.record(s - kSoon - M, 0));
+      }
+    } else {
+      if (s > 0) load_later(k, s - 1);
+      take_softmax(k, s);
+      if (s > 0) load_step(k, s - 1);
     }
   }
   METHOD void store_extra(Block& k, int s, int part, const OfDelays& v) const {
@@ -95,25 +107,32 @@ struct Mist : Gates<MistGates> {
     if (PHASE == 0) mix(k, s, z[0]);
     else renew(k, s, z[0]);
   }
-  // What the softmax reads of the states that were just published: each warp of its own, to be added up by all.
+  // What each warp's units give to the softmax, or to its gradient, goes around with what is published, to be added up by all.
   int which = 0;
   METHOD Real* shares(Block& k, int warp) const {
     return k.extra_totals + ((which * C * W + warp) * 32 + k.lane) * kExtraWidth;
   }
+  METHOD void share(Block& k, const OfDelays& own) {
+    EACH_SLOT EACH_ROW k.tell(shares(k, k.cta * W + k.warp) + slot * kRows + j, own[slot][j], k.counters + k.buffer);
+    k.sent += 32 * kExtraWidth * (int)sizeof(Real);
+  }
+  METHOD void add_shares(Block& k, OfDelays& v) {
+#pragma unroll 9
+    for (int warp = 0; warp < C * W; warp++) EACH_SLOT EACH_ROW v[slot][j] += shares(k, warp)[slot * kRows + j];
+    which ^= 1;
+  }
+  // ... of the states that were just published.
   METHOD void share_softmax(Block& k) {
     OfDelays own;
     sync_warp();
     softmax.add_own(k, own);
-    EACH_SLOT EACH_ROW k.tell(shares(k, k.cta * W + k.warp) + slot * kRows + j, own[slot][j], k.counters + k.buffer);
-    k.sent += 32 * kExtraWidth * (int)sizeof(Real);
+    share(k, own);
   }
   METHOD void mix(Block& k, int s, Values& r) {
     Values m;
     EACH_SLOT EACH_ROW a[slot][j] = extra_input(k, s, slot, d, j);
-#pragma unroll 9
-    for (int warp = 0; warp < C * W; warp++) EACH_SLOT EACH_ROW a[slot][j] += shares(k, warp)[slot * kRows + j];
+    add_shares(k, a);
     EACH_SLOT EACH_ROW if (d >= D) a[slot][j] = Real(-1e30);
-    which ^= 1;
     add_input(k, s, kR, r);
     norm_extra(k, s, a);
     norm(k, s, kR, r);
@@ -167,6 +186,7 @@ struct Mist : Gates<MistGates> {
   // step that was computed is here, too.
   Values dm, later[D], state, outer, reset;
   OfDelays a_later;
+  Softmax::Gradient d_softmax;  // of the step that was computed last
   Real* dm_stream;
 
   METHOD Real* dm_of(int s) const { return dm_stream + (long)s * (32 * kValues); }
@@ -208,6 +228,9 @@ struct Mist : Gates<MistGates> {
     const long warp = ((k.e * (gridDim.x / C) + blockIdx.x / C) * C + k.cta) * W + k.warp;
     dm_stream = k.args.ring + (warp * (k.args.T + M) * 32 + k.lane) * kValues;
     hold(dm_stream);
+    OfDelays zeros;
+    EACH_SLOT EACH_ROW zeros[slot][j] = 0;
+    softmax.take(k, zeros, d_softmax);
     EACH_VALUE dm[i] = 0;
     for (int m = 0; m < M; m++) store_all(dm_of((int)k.args.T + m), dm);
     find_own_delays();
@@ -227,6 +250,7 @@ struct Mist : Gates<MistGates> {
     else mix_backward(k, s, z[0]);
   }
   METHOD void renew_backward(Block& k, int s, Values& dh) {
+    softmax.send_back(k, d_softmax, dh);
     sent_back(k, s, dh);
     EACH_VALUE dh[i] += outer[i];
     gather(k, dh);
@@ -262,7 +286,12 @@ struct Mist : Gates<MistGates> {
       if (kDropout) m[i] *= drop[i];
       if (!k.is_active(s, i)) m[i] = 0;
     }
+    norm_backward(k, s, kR, dq);
+    clear_padding(k, s, dq);
+    k.publish(0, dq);
+    // All from here on is linear in da, so that each warp may do it with the sums over its own units.
     k.add_to_owners(da, da_own);
+    if (kNorm) k.add_owners(da_own);  // but for the sums that layer norm takes
     EACH_ROW {
       Real mean = 0;
       EACH_SLOT if (d < D) mean += a[slot][j] * da_own[slot][j];
@@ -270,15 +299,19 @@ struct Mist : Gates<MistGates> {
       EACH_SLOT da_own[slot][j] = d < D && k.active(s, j) ? a[slot][j] * (da_own[slot][j] - mean) : Real(0);  // (1')
     }
     norm_extra_backward(k, s, da_own);
-    norm_backward(k, s, kR, dq);
-    clear_padding(k, s, dq);
-    k.publish(0, dq);
-    publish_softmax(k, da_own);
+    if (kNorm && (k.cta > 0 || k.warp > 0)) EACH_SLOT EACH_ROW da_own[slot][j] = 0;
+    share(k, da_own);
     k.arrive();
     store_all(dm_of(s), dm);
     k.store(k.mixed_now, MIXED_STRIDE, m);
     gradient(k, s, kR, dq);
-    extra_gradient(k, s, da_own);
+  }
+  METHOD void take_softmax(Block& k, int s) {
+    OfDelays da;
+    EACH_SLOT EACH_ROW da[slot][j] = 0;
+    add_shares(k, da);
+    softmax.take(k, da, d_softmax);
+    extra_gradient(k, s, da);
   }
   METHOD void extra_gradient(Block& k, int s, const OfDelays& v) {
     EACH_SLOT EACH_ROW {
@@ -287,9 +320,6 @@ struct Mist : Gates<MistGates> {
       if (k.warp == 0 && d < D && k.cta == 0 && k.in_batch(j))
         k.gradient_now[sequence_of(j) * kColumnStride + d - k.unit] = v[slot][j];
     }
-  }
-  METHOD void publish_softmax(Block& k, const OfDelays& v) {
-    EACH_SLOT EACH_ROW if (k.warp == 0 && d < D) k.publish_extra(1, d, j, v[slot][j]);
   }
   METHOD void norm_extra_backward(Block& k, int s, OfDelays& v) {
     if (!kNorm) return;
@@ -308,6 +338,7 @@ struct Mist : Gates<MistGates> {
     }
   }
   METHOD void finish_initial(Block& k, Values& sent) {
+    softmax.send_back(k, d_softmax, sent);
     sent_back(k, -1, sent);
     for (int back = 1; back <= M && k.args.d_initial_h; back++) {
       Values dh;
@@ -320,15 +351,14 @@ struct Mist : Gates<MistGates> {
   }
 };
 
-DEVICE Real softmax_weight(const Arguments& args, long e, int d, int k) {
-  return element(args, e, d < D ? d : -1, unit_at(k), H);
+DEVICE Real softmax_weight(const Arguments& args, long e, int d, int unit) {
+  return element(args, e, d < D ? d : -1, unit < H ? unit : -1, H);
 }
 
-// Forwards the reset gate's rows, then the new state's; backwards what is read by the new state, then by gate and softmax.
+// Forwards the reset gate's rows, then the new state's; backwards what is read by the new state, then by the gate.
 template <int PHASE> DEVICE Real weight_at(const Arguments& args, long e, int cta, int block, int local, int k) {
   const int own = cta * kUnits + local < H ? cta * kUnits + local : -1;
 #if BACKWARD
-  if (k >= C * kUnits) return element(args, e, k - C * kUnits < D ? k - C * kUnits : -1, own, H);
   return element(args, e, unit_at(k) < 0 ? -1 : D + (PHASE == 0 ? H : 0) + unit_at(k), own, H);
 #else
   return element(args, e, own < 0 ? -1 : D + (PHASE == 0 ? 0 : H) + own, unit_at(k), H);
