@@ -273,7 +273,7 @@ struct Block {
     else sync_block();
   }
   // The other blocks' warps send as many bytes as this one did.
-  METHOD void arrive_at(Counter* counter, int bytes) const { warp_arrives(counter, (C - 1) * bytes); }
+  METHOD void arrive_at(Counter* counter, int bytes) const { warp_arrives(lane, counter, (C - 1) * bytes); }
   METHOD void wait_at(int which) {
     wait_for(counters + which, parities >> which & 1);
     parities ^= 1 << which;

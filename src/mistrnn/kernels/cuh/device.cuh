@@ -91,13 +91,13 @@ DEVICE void arrive_and_expect(Counter* counter, int bytes) {
 #endif
 }
 // A warp has written all that it has, and other blocks send so many bytes, too.
-DEVICE void warp_arrives(Counter* counter) {
+DEVICE void warp_arrives(int lane, Counter* counter) {
   __syncwarp();
-  if ((threadIdx.x & 31) < ARRIVING_LANES) arrive(counter);
+  if (ARRIVING_LANES > 1 || lane == 0) arrive(counter);
 }
-DEVICE void warp_arrives(Counter* counter, int bytes) {
+DEVICE void warp_arrives(int lane, Counter* counter, int bytes) {
   __syncwarp();
-  if ((threadIdx.x & 31) == 0) arrive_and_expect(counter, bytes);
+  if (lane == 0) arrive_and_expect(counter, bytes);
   else if (ARRIVING_LANES > 1) arrive(counter);
 }
 // Until all have arrived and sent, for the first, third ... time (parity 0) or the times between.

@@ -144,7 +144,7 @@ DEVICE void read_range(const Arguments& args, int tall0, int wide0, int begin, i
         uint2* to = stages + turn.stage * kStage + quarter * kQuarter;
         if (number + 4 > end) tall.cut(tall.values[k], end - number), wide.cut(wide.values[k], end - number);
         tall.store(tall.values[k], to, lane), wide.store(wide.values[k], to + kTall, lane);
-        warp_arrives(full + turn.stage);
+        warp_arrives(lane, full + turn.stage);
         turn.next();
       }
       tall.load(tall.values[k], next, end), wide.load(wide.values[k], next, end);
@@ -188,7 +188,7 @@ DEVICE void multiply_range(float (&sum)[M][N][4], int begin, int end, const uint
 #pragma unroll
             for (int r = 0; r < 4; r++) sum[m][n0 + n][r] += tile[m][n][r];
     }
-    warp_arrives(empty + turn.stage);
+    warp_arrives(lane, empty + turn.stage);
   }
 }
 

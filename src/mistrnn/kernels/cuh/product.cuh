@@ -138,6 +138,8 @@ METHOD void Softmax::add_own(Block& block, Real (&v)[kSlots][kRows]) const {
     v[slot][0] = sum + from_other_lane(sum, 2);
   }
 }
+METHOD void Softmax::take(const Block&, const Real (&)[kSlots][kRows], Gradient&) {}  // forwards only
+METHOD void Softmax::send_back(const Block&, const Gradient&, Values&) const {}
 
 #elif PARTS > 0
 
