@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from mistrnn.kernels import _run, _variant, choices, cuda, ops, wide
+from mistrnn.kernels import _run, _variant, choices, cuda, ops, outer, wide
 from mistrnn.kernels._outer import OuterVariant
 from mistrnn.kernels._variant import Launch, Problem, Variant
 from mistrnn.kernels._wide import WideVariant
@@ -49,7 +49,7 @@ class EmulatedOuterKernel:
 
     def __init__(self, variant: OuterVariant) -> None:
         self.variant = variant
-        size = ctypes.sizeof(cuda.OuterArguments)
+        size = ctypes.sizeof(outer.OuterArguments)
         self._emulate = _compiled(f"#define ARGUMENTS_SIZE {size}\n{variant.source}{OUTER_MAIN}").emulate
 
     def run(self, arguments: ctypes.Structure, grid: tuple[int, int, int], stream: int) -> None:
@@ -184,12 +184,13 @@ def emulate(
         patch.setattr(_run, "choose", chosen)
     patch.setattr(_run, "plans", {})  # choices are made anew
     patch.setattr(_run, "load", cache(lambda variant, device: EmulatedKernels(variant)))
-    patch.setattr(cuda, "load_outer", cache(lambda variant, device: EmulatedOuterKernel(variant)))
+    patch.setattr(outer, "load", cache(lambda variant, device: EmulatedOuterKernel(variant)))
     patch.setattr(wide, "load", cache(lambda variant, device: EmulatedWideKernels(variant)))
-    for module in (_run, cuda):
+    for module in (_run, outer):
         patch.setattr(module, "current_stream", lambda device: 0)
     patch.setattr(choices, "capability_of", lambda device: capability)
-    patch.setattr(cuda, "capability_of", lambda device: capability)
+    for module in (cuda, outer):
+        patch.setattr(module, "capability_of", lambda device: capability)
     patch.setattr(choices, "multiprocessors", lambda device: 3)
     patch.setattr(ops.cpu, "forward", with_parts(partial(cuda.forward, device="cpu")))
     patch.setattr(ops.cpu, "backward", with_parts(partial(cuda.backward, device="cpu")))

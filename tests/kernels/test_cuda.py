@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from mistrnn.kernels import _nvrtc, _run, choices, cuda, ops
+from mistrnn.kernels import _nvrtc, _run, choices, cuda, ops, outer
 from mistrnn.kernels._wide import CELLS as WIDE_CELLS
 from mistrnn.kernels.contract import INPUTS, Settings
 from mistrnn.layers import LAYERS, LSTM, MIST, RNN, RecurrentLayer, _layer
@@ -326,7 +326,7 @@ def test_kernels_are_ready_in_seconds(tmp_path: Path, monkeypatch: pytest.Monkey
     layer, x = MIST(1, 139, device="cuda"), torch.randn(10, 100, 1, device="cuda")
     times = []
     for _ in range(2):
-        _run.plans.clear(), _run.load.cache_clear(), cuda.load_outer.cache_clear()
+        _run.plans.clear(), _run.load.cache_clear(), outer.load.cache_clear()
         began = time.perf_counter()
         layer(x)[0].sum().backward()
         torch.cuda.synchronize()

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from mistrnn.kernels import _run, cuda
+from mistrnn.kernels import _run, cuda, outer
 from mistrnn.kernels._outer import OuterVariant
 from mistrnn.kernels._variant import Launch
 from mistrnn.kernels.contract import INPUTS, Settings
+from mistrnn.kernels.outer import weight_gradient
 from mistrnn.layers import LAYERS, MIST, RecurrentLayer
 from tests.kernels.emulator import emulate, on_linux
 from tests.kernels.test_cpu import measure, tame
@@ -287,7 +288,7 @@ def test_weight_gradients_of_a_broken_trial_leave_the_others_bits_alone(monkeypa
     dz, read = torch.randn(3, 7, 5, 20), torch.randn(3, 7, 5, 30)
     broken = dz.clone()
     broken[1] = float("nan")
-    whole, found = (cuda._outer(outer_run(2, each), each, read) for each in (dz, broken))
+    whole, found = (weight_gradient(outer_run(2, each), each, read) for each in (dz, broken))
     assert torch.equal(found[::2], whole[::2])
     assert found[1].isnan().all()
 
@@ -306,13 +307,13 @@ def weight_gradient_error(
     if chosen := WAYS[way]:
         turned, warps, tiles = chosen
         variant = OuterVariant(parts, warps, tiles, len(delays) > 1, 90)
-        patch.setattr(cuda, "outer_choice", lambda *_: (turned, variant))
+        patch.setattr(outer, "outer_choice", lambda *_: (turned, variant))
     trials, steps, batch, rows, columns = sizes
     with seeded(3):
         dz = torch.randn(trials, steps, batch, rows + 3)[..., 1 : rows + 1]  # rows that begin anywhere
         before = torch.randn(trials, max(delays), batch, columns)
         read = torch.randn(trials, steps, batch, columns)
-    found = cuda._outer(outer_run(parts, dz), dz, read, before if any(delays) else None, delays)
+    found = weight_gradient(outer_run(parts, dz), dz, read, before if any(delays) else None, delays)
     past = torch.cat([before, read], 1).double()
     begins = [max(delays) - delay for delay in delays]
     exact = torch.cat([past[:, begin : begin + steps] for begin in begins], 3).flatten(1, 2)
@@ -373,9 +374,10 @@ def test_too_little_memory_is_told_with_the_trials_that_would_fit(monkeypatch: p
     monkeypatch.setattr(Tensor, "new_empty", refuse)
     for name, value in {"memory_reserved": 0, "memory_allocated": 0, "mem_get_info": (4 * 1600, 0)}.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    # Each takes 2 steps of 2 * 3 states and 4 gradients, and its records: 2 steps of one warp with 4 numbers a thread.
+    # Each takes 2 steps of 2 * 3 states and 4 gradients, its records (2 steps of one warp with 4 numbers a thread) and a
+    # tile of weights in two parts: 1,104 + 1,024 bytes.
     expected = (
-        r"rnn: expected memory for 1 trials of 1 sequences of 2 steps with 3 units, .* about 5 would fit. \(nothing"
+        r"rnn: expected memory for 1 trials of 1 sequences of 2 steps with 3 units, .* about 3 would fit. \(nothing"
     )
     with pytest.raises(torch.OutOfMemoryError, match=expected):
         layer(torch.randn(2, 1, 1))

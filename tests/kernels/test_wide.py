@@ -180,3 +180,27 @@ def test_probes_are_left_to_the_other_kernels(monkeypatch: pytest.MonkeyPatch) -
         plans = [_run.Plan("mist", given, settings, "cpu", backward) for backward in (False, True)]
         kinds.append([type(plan.variant) for plan in plans])
     assert kinds == [[WideVariant, WideVariant], [Variant, Variant]]
+
+
+@on_linux
+@every_cell
+def test_too_little_memory_for_what_is_under_way_is_told_too(
+    name: str, runs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulate(monkeypatch, 2)
+    layer, x = emulated.sized(name, 128).float(), torch.zeros(3, 2, 1)
+    layer(x)
+    each = runs[0].working_memory(2)
+    assert sum(each.values()) == runs[0].working_bytes(2) > 128 * 128 * 2 * 2
+
+    def refuse(*_: Any, **__: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("nothing is left")
+
+    monkeypatch.setattr(wide.torch, "empty", refuse)
+    for function, value in {"memory_reserved": 0, "memory_allocated": 0, "mem_get_info": (10 * 2**20, 0)}.items():
+        monkeypatch.setattr(torch.cuda, function, lambda device, value=value: value)
+    expected = (
+        rf"{name}: expected memory for 1 trials of 2 sequences of 3 steps with 128 units, .* would fit. \(nothing"
+    )
+    with pytest.raises(torch.OutOfMemoryError, match=expected):
+        layer(x)

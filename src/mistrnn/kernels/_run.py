@@ -3,8 +3,8 @@
 E trials, T time, B batch, I input, H hidden, M memory.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import Any
@@ -102,7 +102,7 @@ class Plan:
         if isinstance(variant, WideVariant):
             return partial(wide.run, variant, self.M, device)
         kernels, saved_block = load(variant, device), variant.saved_size(self.T)
-        packed_bytes = trials * variant.cluster * variant.tiles * variant.pieces * 512
+        packed_bytes = trials * variant.working_bytes(batch)
 
         def run(arguments: Arguments, stream: int) -> None:
             arguments.saved_block = saved_block
@@ -115,14 +115,29 @@ class Plan:
         return run
 
     def trials_that_fit(self) -> int:
-        """Return how many trials the memory that is free, or torch's own in reserve, would hold, forwards and backwards."""
+        """Return how many trials the memory that is free, or torch's own in reserve, would hold, forwards and backwards.
+
+        The trials' own tensors, such as their inputs and parameters, are there already.
+        """
         reserve = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         free = torch.cuda.mem_get_info(self.device)[0] + reserve
         problem, rows = replace(self.problem, backward=True), self.T * self.B
         variant = choose(problem, self.E, self.B, self.device)
         each = rows * (2 * self.H + problem.column_stride + problem.mixed_stride * (self.cell == "mist"))
         each += variant.saved_numbers(self.T, self.B) + variant.ring_numbers(self.T, self.B)
-        return int(free // (each * self.real.itemsize))
+        return int(free // (each * self.real.itemsize + variant.working_bytes(self.B)))
+
+
+@contextmanager
+def enough_memory(plan: Plan) -> Iterator[None]:
+    """Tell whoever runs out of memory inside how many trials would fit."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise torch.OutOfMemoryError(
+            f"{plan.cell}: expected memory for {plan.E} trials of {plan.B} sequences of {plan.T} steps with {plan.H} "
+            f"units, and there is not enough on {plan.device}; about {plan.trials_that_fit()} would fit. ({error})"
+        ) from error
 
 
 plans: dict[tuple[Any, ...], Plan] = {}
@@ -196,14 +211,7 @@ class Run:
 
     def new(self, name: str, *shape: int) -> Tensor:
         """Make a tensor for the kernel to write."""
-        plan = self.plan
-        try:
-            tensor = self.x.new_empty(shape)
-        except torch.OutOfMemoryError as error:
-            raise torch.OutOfMemoryError(
-                f"{self.cell}: expected memory for {self.E} trials of {self.B} sequences of {self.T} steps with {self.H} "
-                f"units, and there is not enough on {plan.device}; about {plan.trials_that_fit()} would fit. ({error})"
-            ) from error
+        tensor = self.x.new_empty(shape)
         self.enter(name, tensor)
         return tensor
 

@@ -408,6 +408,10 @@ class Variant:
         extra = self.launch.stack * self.warps if self.extra_width else 0
         return sum(s.tall * s.wide for s in self.shapes) * self.launch.stack * self.threads // 32 + extra
 
+    def working_bytes(self, batch: int) -> int:
+        """Return what a run takes of memory while it is under way, for each trial: the weights, laid out."""
+        return self.cluster * self.tiles * self.pieces * 512
+
     def blocks(self, batch: int) -> int:
         """Return how many blocks (or clusters of them) a batch takes."""
         return ceil(batch / self.launch.rows)

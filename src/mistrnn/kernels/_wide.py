@@ -111,6 +111,23 @@ class WideVariant:
         """Tiles of the weights of a trial, laid out for the products."""
         return sum(2 * rows * columns for rows, columns in self.products)
 
+    def working_memory(self, batch: int) -> dict[str, int]:
+        """Return what a run takes of memory while it is under way, in bytes for each trial.
+
+        The weights, laid out for the products; what these read and give; and what an LSTM carries from step to step.
+        """
+        problem = self.problem
+        return {
+            "packed": self.packed_tiles * problem.parts * 512,
+            **{f"u {n}": self.u_bytes(n, batch) for n in range(problem.phases)},
+            "z": batch * self.z_stride * 4,
+            "carried": batch * problem.hidden * 4 * (problem.cell == "lstm"),
+        }
+
+    def working_bytes(self, batch: int) -> int:
+        """Return all of that."""
+        return sum(self.working_memory(batch).values())
+
     def product_grid(self, product: int, trials: int, batch: int) -> tuple[int, int, int]:
         """Return how many blocks a product takes."""
         return ceil(trials * self.products[product][0] / self.warps), self.chunks(batch), 1

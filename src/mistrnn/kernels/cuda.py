@@ -7,7 +7,6 @@ the weights, a kernel of their own).
 E trials, T time, B batch, I input, H hidden, G rows of the parameters, M memory, D delays.
 """
 
-import ctypes
 from collections.abc import Sequence
 from functools import cache
 
@@ -15,10 +14,7 @@ import torch
 from torch import Tensor
 
 from mistrnn.kernels import _nvrtc
-from mistrnn.kernels._arguments import numbers, pointers
-from mistrnn.kernels._nvrtc import OuterKernel
-from mistrnn.kernels._outer import OuterVariant
-from mistrnn.kernels._run import DTYPES, Plan, Run, current, current_stream, plan_of
+from mistrnn.kernels._run import DTYPES, Plan, Run, enough_memory, plan_of
 from mistrnn.kernels._variant import (
     MAX_DELAY,
     MAX_DELAYS,
@@ -30,8 +26,9 @@ from mistrnn.kernels._variant import (
     block_memory,
 )
 from mistrnn.kernels._wide import WideVariant
-from mistrnn.kernels.choices import capability_of, fitting, outer_choice, ranges_of
+from mistrnn.kernels.choices import capability_of, fitting
 from mistrnn.kernels.contract import CELLS, DIFFERENTIABLE, Inputs, Settings, is_wanted, there
+from mistrnn.kernels.outer import product, weight_gradient
 
 OLDEST = 80
 """The least compute capability, times ten: earlier GPUs have no bfloat16."""
@@ -100,7 +97,12 @@ def _cluster_of(saved: Tensor) -> int:
 def forward(cell: str, inputs: Inputs, settings: Settings, device: str = "cuda") -> tuple[Tensor | None, ...]:
     """Return output [E, T, B, H], the final h and c [E, M, B, H] (c only of LSTM), and what is saved, if anything is."""
     plan = plan_of(cell, inputs, settings, device, backward=False)
-    run = Run(plan, inputs)
+    with enough_memory(plan):
+        return _forward(plan, inputs)
+
+
+def _forward(plan: Plan, inputs: Inputs) -> tuple[Tensor | None, ...]:
+    run, cell, settings = Run(plan, inputs), plan.cell, plan.settings
     output = run.new("output", run.E, run.T, run.B, run.H)
     final_h = run.new("final_h", run.E, run.M, run.B, run.H)
     final_c = run.new("final_c", run.E, run.M, run.B, run.H) if cell == "lstm" else None
@@ -109,7 +111,7 @@ def forward(cell: str, inputs: Inputs, settings: Settings, device: str = "cuda")
     if isinstance(plan.variant, Variant) and plan.variant.alone and settings.save:
         saved.zero_()  # the run backwards reads the places of eight sequences, however few there are
     if not plan.problem.inline:
-        projected = _product(run.x.flatten(1, 2), there(run.inputs, "weight_ih").mT)
+        projected = product(run.x.flatten(1, 2), there(run.inputs, "weight_ih").mT)
         bias = run.inputs["bias"]
         if bias is not None and run.inputs["gain"] is None:
             projected += bias.unsqueeze(1)
@@ -144,7 +146,14 @@ def backward(
         assert again is not None
         saved = again
     plan = plan_of(cell, inputs, settings, device, backward=True, cluster=_cluster_of(saved))
-    run, problem = Run(plan, inputs), plan.problem
+    with enough_memory(plan):
+        return _backward(plan, gradients, inputs, output, saved, wanted)
+
+
+def _backward(
+    plan: Plan, gradients: Inputs, inputs: Inputs, output: Tensor, saved: Tensor, wanted: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    run, problem, cell = Run(plan, inputs), plan.problem, plan.cell
     output = output.to(plan.real)
     if isinstance(plan.variant, WideVariant):  # whose kernels read it, trial by trial
         output = output.contiguous()
@@ -172,7 +181,7 @@ def backward(
         results |= _parameter_gradients(run, problem, dz, sums, mixed, output)
     if is_wanted("x", wanted):
         rows = there(inputs, "weight_ih").size(1)
-        d_x = _product(dz[..., :rows].flatten(1, 2), there(run.inputs, "weight_ih"))
+        d_x = product(dz[..., :rows].flatten(1, 2), there(run.inputs, "weight_ih"))
         results["x"] = run.by_step(d_x.view(run.E, run.T, run.B, run.I))
     return tuple(
         results[name].to(plan.dtype) if name in results and inputs[name] is not None else None
@@ -200,10 +209,10 @@ def _parameter_gradients(
         if lengths is not None:  # padding may hold anything, and 0 * NaN is NaN
             steps = torch.arange(run.T, device=x.device).view(1, -1, 1)
             x = x.masked_fill((steps >= lengths.unsqueeze(1)).unsqueeze(-1), 0.0)
-        found["weight_ih"] = _outer(run, dz[..., :rows], x.contiguous())
+        found["weight_ih"] = weight_gradient(run, dz[..., :rows], x.contiguous())
     if cell == "mist":
         gates = _against_past(run, dz[..., : count + hidden], (1,), output)
-        last = _outer(run, dz[..., count + hidden :], mixed[..., :hidden])
+        last = weight_gradient(run, dz[..., count + hidden :], mixed[..., :hidden])
         found["weight_hh"] = torch.cat([gates, last], 1)
     elif cell == "narx":
         found["weight_hh"] = _against_past(run, dz, problem.delays, output)
@@ -230,8 +239,8 @@ def _against_past(run: Run, dz: Tensor, delays: Sequence[int], output: Tensor) -
     It is [E, rows, delays * H].
     """
     if run.origin is None and run.inputs["dropout"] is None and not run.settings.reverse:
-        return _outer(run, dz, output, run.initial, delays)
-    return torch.cat([_outer(run, dz, _past(run, delay, output)) for delay in delays], 2)
+        return weight_gradient(run, dz, output, run.initial, delays)
+    return torch.cat([weight_gradient(run, dz, _past(run, delay, output)) for delay in delays], 2)
 
 
 def _past(run: Run, delay: int, output: Tensor) -> Tensor:  # [E, T, B, H]
@@ -243,84 +252,3 @@ def _past(run: Run, delay: int, output: Tensor) -> Tensor:  # [E, T, B, H]
         read = read.masked_fill((steps - delay < run.origin).unsqueeze(-1), 0.0)
     dropout = run.inputs["dropout"]
     return read if dropout is None else read * dropout.unsqueeze(1)
-
-
-class Operand(ctypes.Structure):
-    """One side of a weight gradient; `Operand` in kernels/cuh/outer.cuh has the same fields."""
-
-    _fields_ = (
-        *pointers("at"),
-        *numbers("trial", "step"),
-        *pointers("first"),
-        *numbers("first_trial", "places", "stride"),
-    )
-
-
-class OuterArguments(ctypes.Structure):
-    """What the kernel of a weight gradient is handed; `Arguments` in kernels/cuh/outer.cuh has the same fields."""
-
-    _fields_ = (
-        *numbers("E", "depth"),
-        ("tall", Operand),
-        ("wide", Operand),
-        *numbers("width"),
-        ("delays", ctypes.c_int64 * MAX_DELAYS),
-        *numbers("per_range"),
-        *pointers("result"),
-    )
-
-
-def _outer(run: Run, dz: Tensor, read: Tensor, before: Tensor | None = None, delays: Sequence[int] = (0,)) -> Tensor:
-    """Return the sum over steps and sequences of dz [E, T, B, rows] times what was read, [E, rows, columns].
-
-    `read` [E, T, B, width] holds what was read at each step; with `before` [E, M, B, width], which ends where `read` begins,
-    what was read each of the delays later, one beside the other.
-    """
-    a, b = _rows(dz), _rows(read)
-    (trials, depth, rows), width, columns = a.shape, b.size(2), b.size(2) * len(delays)
-    first = None if before is None else _rows(before)
-    if run.settings.parts == 0 or not run.E * run.T * run.B:
-        if first is not None:
-            both = torch.cat([first, b], 1)
-            begins = [first.size(1) - delay * run.B for delay in delays]
-            return torch.cat([_product(a.mT, both[:, begin : begin + depth]) for begin in begins], 2)
-        return _product(a.mT, b)
-    if first is not None and first.stride(1) != b.stride(1):  # the kernel takes the same step in both
-        first, b = first.contiguous(), b.contiguous()
-    turned, variant = outer_choice(run.settings.parts, rows, columns, len(delays) > 1, capability_of(run.x.device))
-    of_dz = Operand(at=a.data_ptr(), trial=a.stride(0), step=a.stride(1), places=rows, stride=columns)
-    of_read = Operand(at=b.data_ptr(), trial=b.stride(0), step=b.stride(1), places=columns, stride=1)
-    if first is not None:
-        of_read.first = first.data_ptr() + first.size(1) * first.stride(1) * first.element_size()
-        of_read.first_trial = first.stride(0)
-    tall, wide = (of_read, of_dz) if turned else (of_dz, of_read)
-    blocks = variant.blocks(tall.places, wide.places)
-    ranges, per_range = ranges_of(depth, blocks * trials, run.x.device)
-    result = a.new_empty(ranges, trials, rows, columns)
-    arguments = OuterArguments(E=trials, depth=depth, tall=tall, wide=wide, width=width, per_range=per_range)
-    arguments.delays = (ctypes.c_int64 * MAX_DELAYS)(*(delay * run.B for delay in delays))
-    arguments.result = result.data_ptr()
-    kernel = load_outer(variant, run.x.device)
-    with current(run.x.device):
-        kernel.run(arguments, (blocks, ranges, trials), current_stream(run.x.device))
-    return result.sum(0) if ranges > 1 else result[0]
-
-
-def _rows(tensor: Tensor) -> Tensor:  # [E, T, B, N] -> [E, T * B, N]
-    """Return a tensor by steps and sequences, whose rows are contiguous: the kernel takes that for granted."""
-    rows = tensor.flatten(1, 2)
-    return rows if rows.stride(2) == 1 or rows.size(2) == 1 else rows.contiguous()
-
-
-@cache
-def load_outer(variant: OuterVariant, device: torch.device) -> OuterKernel:
-    """Return the kernel of a weight gradient on a device."""
-    with torch.cuda.device(device):
-        torch.cuda.current_stream(device)
-        return OuterKernel(variant)
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply matrix by matrix for each trial, in torch's own precision, whatever autocast says."""
-    with torch.autocast(a.device.type, enabled=False):
-        return torch.bmm(a, b)

@@ -33,13 +33,10 @@ def run(variant: WideVariant, memory: int, device: torch.device, arguments: Argu
     """Run all steps; `memory` is the number of states before the first one."""
     trials, steps, batch = arguments.E, arguments.T, arguments.B
     problem, kernels = variant.problem, load(variant, device)
-    needed = {
-        "packed": trials * variant.packed_tiles * problem.parts * 512,
-        **{f"u {n}": trials * variant.u_bytes(n, batch) for n in range(problem.phases)},
-        "z": trials * batch * variant.z_stride * 4,
-        "carried": trials * batch * problem.hidden * 4 * (problem.cell == "lstm"),
+    alive = {
+        name: torch.empty(trials * size, dtype=torch.uint8, device=device)
+        for name, size in variant.working_memory(batch).items()
     }
-    alive = {name: torch.empty(size, dtype=torch.uint8, device=device) for name, size in needed.items()}
     arguments.packed = alive["packed"].data_ptr()
     call = Call(args=arguments, z=alive["z"].data_ptr(), carried=alive["carried"].data_ptr())
     call.tiles = variant.chunks(batch) * variant.tiles
