@@ -30,12 +30,11 @@ def problem(name: str, backward: bool, hidden: int, parts: int = 2, **options: A
 
 def spilled(variant: Variant | OuterVariant) -> int:
     """Bytes of registers that the settled kernel keeps in memory."""
-    spare, _ = _nvrtc._settle(variant)
+    spare, _, log = _nvrtc._settle(variant)
     found = _nvrtc._with_spare(variant, spare)
     if isinstance(found, Variant):
         assert found.shared_memory <= block_memory(found.capability)
         assert found.threads <= 1024
-    _, log = _nvrtc.compile_now(found, "--ptxas-options=-v")
     numbers = re.findall(r"(\d+) bytes spill", log)
     assert len(numbers) >= 2
     return sum(map(int, numbers))

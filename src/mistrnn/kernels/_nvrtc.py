@@ -75,7 +75,7 @@ def settled(variant: AnyProgram) -> tuple[AnyProgram, bytes]:
             return _with_spare(variant, int.from_bytes(found[:2], "little")), found[2:]
     except OSError:
         pass
-    spare, code = _settle(variant)
+    spare, code, _ = _settle(variant)
     try:
         # Several processes may do the same at the same time: each writes a file of its own and renames it.
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -88,15 +88,18 @@ def settled(variant: AnyProgram) -> tuple[AnyProgram, bytes]:
     return _with_spare(variant, spare), code
 
 
-def _settle(variant: AnyProgram) -> tuple[int, bytes]:
-    """Leave the compiler more registers until it keeps none of them in memory, or there is nothing to leave it."""
+def _settle(variant: AnyProgram) -> tuple[int, bytes, str]:
+    """Leave the compiler more registers until it keeps none of them in memory, or there is nothing to leave it.
+
+    Return how many more, the machine code, and what the compiler said.
+    """
     spare = 0
     while True:
         tried = _with_spare(variant, spare)
         code, log = compile_now(tried, "--ptxas-options=-v")
         spilled = sum(map(int, SPILLS.findall(log)))
         if spilled == 0 or not any(shape.in_registers for shape in getattr(tried, "shapes", ())):
-            return spare, code
+            return spare, code, log
         spare += 8 * max(1, min(4, spilled // 64))
 
 
