@@ -20,7 +20,13 @@ from mistrnn.kernels._outer import OuterVariant
 from mistrnn.kernels._variant import ROOT, Program, Variant, headers
 from mistrnn.kernels._wide import WideVariant
 
-OPTIONS = ("--std=c++17", "--restrict", "--extra-device-vectorization", "--diag-suppress=177", "--diag-suppress=550")
+OPTIONS: tuple[str, ...] = (
+    "--std=c++17",
+    "--restrict",
+    "--extra-device-vectorization",
+    "--diag-suppress=177",
+    "--diag-suppress=550",
+)
 
 
 class CompileError(RuntimeError):

@@ -1,0 +1,81 @@
+"""How long each kernel of a training step takes on the GPU, by torch's profiler: where the times of benchmarks/gpu.py go.
+
+    python benchmarks/kernels.py [--layers mist,lstm] [--trials 1,50] [--precision high] [--define NAME=VALUE ...]
+
+1 input, batch 100, 784 steps, the loss at the last step, the sizes of table 1. `--define` hands a constant to the compiler of
+the kernels: how variants of them are compared in one run.
+"""
+
+import argparse
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+from torch.profiler import ProfilerActivity, profile
+
+from mistrnn.kernels import _nvrtc
+from mistrnn.layers import LAYERS, RecurrentLayer
+
+SIZES = {"mist": 139, "lstm": 100, "rnn": 198, "clockwork": 256, "narx": 64, "gru": 100}
+STEPS, BATCH, REPEATS = 784, 100, 4
+
+
+def training_step(layer: RecurrentLayer, trials: int) -> Callable[[], Any]:
+    """Return a function that computes all gradients of so many trials at once."""
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        _, state = functional_call(layer, parameters, (x,))
+        h: Tensor = state[0] if isinstance(state, tuple) else state
+        return h.flatten(0, -3)[-1].square().sum()
+
+    own = {name: parameter.detach() for name, parameter in layer.named_parameters()}
+    x = torch.randn(trials, STEPS, BATCH, 1, device="cuda")
+    if trials == 1:
+        return lambda: grad(loss)(own, x[0])
+    stacked = {name: parameter.expand(trials, *parameter.shape).clone() for name, parameter in own.items()}
+    return lambda: vmap(grad(loss))(stacked, x)
+
+
+def kernel_times(step: Callable[[], Any]) -> dict[str, list[float]]:
+    """Return the milliseconds of every kernel and its runs within a training step: the best of a few steps."""
+    step(), step()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as watched:
+        for _ in range(REPEATS):
+            step()
+        torch.cuda.synchronize()
+    found = defaultdict(list)
+    for event in sorted(watched.events() or (), key=lambda event: event.time_range.start):
+        if event.device_time > 0:
+            found[event.name].append(event.device_time / 1e3)
+    return {
+        name: [min(times[k :: len(times) // REPEATS]) for k in range(len(times) // REPEATS)]
+        for name, times in found.items()
+        if len(times) % REPEATS == 0
+    }
+
+
+def main() -> None:
+    """Print a line for each layer, number of trials and kernel that takes 10 microseconds or more."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", default=",".join(SIZES))
+    parser.add_argument("--trials", default="1,50")
+    parser.add_argument("--precision", default="high", choices=["high", "highest"])
+    parser.add_argument("--define", action="append", default=[])
+    given = parser.parse_args()
+    torch.set_float32_matmul_precision(given.precision)
+    _nvrtc.OPTIONS = (*_nvrtc.OPTIONS, *(f"-D{constant}" for constant in given.define))
+    for name in given.layers.split(","):
+        layer = LAYERS[name](1, SIZES[name], device="cuda")
+        for trials in map(int, given.trials.split(",")):
+            for kernel, times in kernel_times(training_step(layer, trials)).items():
+                if sum(times) >= 0.01:
+                    shown = " + ".join(f"{time:.3f}" for time in times)
+                    print(f"{name} {SIZES[name]}, {trials} trials, {kernel[:50]}: {shown} ms", flush=True)
+
+
+if __name__ == "__main__":
+    main()
