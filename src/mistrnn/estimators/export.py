@@ -247,10 +247,19 @@ class _Sequences(nn.Module):
                 )
             x = torch.cat(outputs, -1) if layer.bidirectional else outputs[0]
         if not network.every_step:
-            last: Tensor = self.prediction(network.readout(network._at_the_end(x, lengths)))
+            last: Tensor = self.prediction(network.readout(_at_the_end(layer, x, lengths)))
             return last
         predicted = self.prediction(network.readout(x))  # [T, B, K]
         return timeline.clear_padding(predicted).permute(1, 0, 2)
+
+
+def _at_the_end(layer: RecurrentLayer, output: Tensor, lengths: Tensor) -> Tensor:
+    """Return what `Model.at_the_end` does, from the outputs: a run over time in a graph gives nothing else."""
+    place = (lengths - 1).view(1, -1, 1).expand(1, -1, output.size(-1))
+    last = output.gather(0, place).squeeze(0)
+    if not layer.bidirectional:
+        return last
+    return torch.cat([last[:, : layer.hidden_size], output[0, :, layer.hidden_size :]], dim=-1)
 
 
 def _step_model(network: Network, prediction: _Prediction) -> "onnx.ModelProto":

@@ -47,20 +47,8 @@ class Network(Model):
     ) -> tuple[Tensor, State]:
         """Return the scores and the state to go on from; every_step: as the network is if left out."""
         output, state = self.layer(self.standardised(input), state, lengths=lengths)
-        if not (self.every_step if every_step is None else every_step):
-            output = self._at_the_end(output, lengths)
-        return self.readout(F.dropout(output, self.dropout, self.training)), state
-
-    def _at_the_end(self, output: Tensor, lengths: Tensor | None) -> Tensor:
-        if lengths is None:
-            last = output[-1]
-        else:
-            place = (lengths - 1).to(output.device).view(1, -1, 1).expand(1, -1, output.size(-1))
-            last = output.gather(0, place).squeeze(0)
-        if not self.layer.bidirectional:
-            return last
-        hidden = self.layer.hidden_size
-        return torch.cat([last[:, :hidden], output[0, :, hidden:]], dim=-1)
+        read = output if (self.every_step if every_step is None else every_step) else self.at_the_end(state)
+        return self.readout(F.dropout(read, self.dropout, self.training)), state
 
 
 def layer_arguments(layer: RecurrentLayer) -> dict[str, Any]:

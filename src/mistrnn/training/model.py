@@ -1,4 +1,4 @@
-"""A model: a recurrent layer and a linear readout, at every step or at the last."""
+"""A model: a recurrent layer and a linear readout, at every step or at the end."""
 
 import torch
 from torch import Tensor, nn
@@ -31,18 +31,20 @@ class Model(nn.Module):
     def forward(self, input: Tensor, state: State | None = None, dropout: Tensor | None = None) -> tuple[Tensor, State]:
         """Return the scores and the state to go on from; the readout reads the outputs times `dropout` [T, B, H]."""
         output, state = self.layer(input, state)
-        read = output if self.every_step else self._last(output, state)
+        read = output if self.every_step else self.at_the_end(state)
         if dropout is not None:
             read = read * (dropout if self.every_step else dropout[-1])
         scores: Tensor = self.readout(read)
         return scores, state
 
-    def _last(self, output: Tensor, state: State) -> Tensor:
-        """Return output[-1], from the state where it is the same: its gradient has no zeros for all the other steps."""
-        if self.layer.bidirectional:
-            return output[-1]
+    def at_the_end(self, state: State) -> Tensor:
+        """Return the last layer's h at the end of each sequence, [B, directions * H]: the second one ends at the first step.
+
+        That is the last output, too, but the gradient of outputs would hold zeros for all the other steps.
+        """
         h = state[0] if isinstance(state, tuple) else state
-        return h[-1, -1] if self.layer.keeps_history else h[-1]
+        h = h[:, -1] if self.layer.keeps_history else h
+        return torch.cat(h[-self.layer.directions :].unbind(), dim=-1)
 
     def parameter_count(self) -> int:
         """Return the number of weights of layer and readout."""
