@@ -280,14 +280,19 @@ class Variant:
     @property
     def products(self) -> list[tuple[int, int]]:
         """For each product, how many matrices of the block's units stand on top of each other, and what they read."""
-        count, gates = len(self.problem.delays), self.problem.gates
-        # Places of units that do not exist come last: forwards there is nothing after them.
-        everyone = self.places if self.problem.backward else ceil(self.problem.hidden / 16) * 16
+        everyone = ceil(self.problem.hidden / 16) * 16  # places of units that do not exist come after them
         if self.problem.cell == "mist":
             return [(1, everyone), (1, everyone)]
         if self.problem.cell == "narx":
-            return [(count, everyone)]
-        return [(1, gates * everyone)] if self.problem.backward else [(gates, everyone)]
+            return [(len(self.problem.delays), everyone)]
+        if self.problem.backward:
+            return [(1, (self._published - 1) * self.places + everyone)]
+        return [(self.problem.gates, everyone)]
+
+    @property
+    def _published(self) -> int:
+        """Vectors over all places that blocks tell each other for a product: backwards the gates' gradients."""
+        return self.problem.gates if self.problem.backward and self.problem.cell != "mist" else 1
 
     @property
     def registers(self) -> int:
@@ -350,7 +355,8 @@ class Variant:
         """From one sequence to the next in what a product reads, in bytes, without conflicts between banks."""
         parts, item = self.problem.parts, 8 if self.problem.double else 4
         ranges = self.launch.ranges if parts else 1
-        columns = max(self.places, *(self._wide(columns) * 16 * ranges for _, columns in self.products))
+        read = (self._wide(columns) * 16 * ranges for _, columns in self.products)
+        columns = max(self.places * self._published, *read)
         if parts == 0 or self.alone:
             return columns * item
         used, offsets = columns * 2 * parts, (64,) if parts == 2 else (32, 96)
