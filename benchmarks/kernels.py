@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from gpu import BATCH, STEPS, last_step
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.profiler import ProfilerActivity, profile
@@ -20,16 +21,14 @@ from mistrnn.kernels import _nvrtc
 from mistrnn.layers import LAYERS, RecurrentLayer
 
 SIZES = {"mist": 139, "lstm": 100, "rnn": 198, "clockwork": 256, "narx": 64, "gru": 100}
-STEPS, BATCH, REPEATS = 784, 100, 4
+REPEATS = 4
 
 
 def training_step(layer: RecurrentLayer, trials: int) -> Callable[[], Any]:
     """Return a function that computes all gradients of so many trials at once."""
 
     def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-        _, state = functional_call(layer, parameters, (x,))
-        h: Tensor = state[0] if isinstance(state, tuple) else state
-        return h.flatten(0, -3)[-1].square().sum()
+        return last_step(functional_call(layer, parameters, (x,))).square().sum()
 
     own = {name: parameter.detach() for name, parameter in layer.named_parameters()}
     x = torch.randn(trials, STEPS, BATCH, 1, device="cuda")
@@ -40,7 +39,10 @@ def training_step(layer: RecurrentLayer, trials: int) -> Callable[[], Any]:
 
 
 def kernel_times(step: Callable[[], Any]) -> dict[str, list[float]]:
-    """Return the milliseconds of every kernel and its runs within a training step: the best of a few steps."""
+    """Return the milliseconds of every kernel and its runs within a training step: the best of a few steps.
+
+    A kernel that does not run equally often in all of them has the mean of a step instead.
+    """
     step(), step()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as watched:
@@ -51,11 +53,11 @@ def kernel_times(step: Callable[[], Any]) -> dict[str, list[float]]:
     for event in sorted(watched.events() or (), key=lambda event: event.time_range.start):
         if event.device_time > 0:
             found[event.name].append(event.device_time / 1e3)
-    return {
-        name: [min(times[k :: len(times) // REPEATS]) for k in range(len(times) // REPEATS)]
-        for name, times in found.items()
-        if len(times) % REPEATS == 0
-    }
+    best = {}
+    for name, times in found.items():
+        runs, left = divmod(len(times), REPEATS)
+        best[name] = [sum(times) / REPEATS] if left else [min(times[k::runs]) for k in range(runs)]
+    return best
 
 
 def main() -> None:
