@@ -17,6 +17,7 @@
 
 struct uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct Index { unsigned x, y, z; };
 
@@ -71,7 +72,7 @@ inline void run(void (*kernel)(), int clusters_of_block, int count, long shared,
   for (char* memory : memories) free(memory);
   memories.clear();
   for (int n = 0; n < clusters_of_block; n++) {
-    memories.push_back((char*)aligned_alloc(128, (shared / 128 + 1) * 128));
+    memories.push_back((char*)aligned_alloc(1024, (shared / 1024 + 1) * 1024));
     memset(memories.back(), 0xff, shared);  // poison: NaN
   }
   grid_place = first;
@@ -211,6 +212,47 @@ template <int LEFT> DEVICE void wait_for_groups() {
   auto& own = own_copies();
   while ((int)own.size() - 1 > LEFT) {
     for (const auto& copy : own.front()) memcpy(copy.to, copy.from, 16);
+    own.erase(own.begin());
+  }
+}
+DEVICE void copy_block(void* shared, const void* global, int bytes, Counter* counter) {
+  if ((uintptr_t)shared % 16 || (uintptr_t)global % 16 || bytes % 16) abort();
+  memcpy(shared, global, bytes);
+  counter->bytes -= bytes;
+  counter->check();
+}
+// Products of four warps together read their operands, and leave their sums, as late as they may: when they are waited for.
+namespace emulator {
+struct Product { float* sum; int tiles; const char *a, *b; };
+inline std::vector<std::vector<std::vector<Product>>> products;  // of every thread, by group; the last is not ended yet
+}  // namespace emulator
+DEVICE std::vector<std::vector<emulator::Product>>& own_products() {
+  auto& all = emulator::products;
+  if (all.size() != emulator::threads.size()) all.assign(emulator::threads.size(), {});
+  auto& own = all[emulator::now - emulator::threads.data()];
+  if (own.empty()) own.emplace_back();
+  return own;
+}
+// A number of a row of 64 bytes: the machine swaps bits of the address.
+DEVICE float in_row(const char* rows, int row, int k) {
+  uintptr_t address = (uintptr_t)rows + row * 64 + k * 2;
+  address ^= (address >> 7 & 3) << 4;
+  return as_float((unsigned)*(const unsigned short*)address << 16);
+}
+template <int NT> DEVICE void multiply_add_together(float (&sum)[NT][4], const char* a, const char* b) {
+  own_products().back().push_back({sum[0], NT, a, b});
+}
+DEVICE void begin_products() {}
+DEVICE void end_products() { own_products().emplace_back(); }
+template <int LEFT> DEVICE void wait_for_products() {
+  auto& own = own_products();
+  while ((int)own.size() - 1 > LEFT) {
+    for (const auto& product : own.front())
+      for (int n = 0; n < 4 * product.tiles; n++) {
+        const int lane = emulator::now->lane, row = emulator::now->warp % 4 * 16 + lane / 4 + n % 4 / 2 * 8;
+        const int column = n / 4 * 8 + lane % 4 * 2 + n % 2;
+        for (int k = 0; k < 16; k++) product.sum[n] += in_row(product.a, row, k) * in_row(product.b, column, k);
+      }
     own.erase(own.begin());
   }
 }

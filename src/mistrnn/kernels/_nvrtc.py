@@ -121,7 +121,7 @@ def key(variant: Program) -> str:
     _, major, minor = nvrtc.nvrtcVersion()
     text = [variant.source, *(part for pair in headers(variant) for part in pair), *OPTIONS]
     text.append((ROOT / "kernels/_variant.py").read_text(encoding="utf-8"))  # which settles what stays in registers
-    text.append(f"sm_{variant.capability} nvrtc {major}.{minor}")
+    text.append(f"{variant.architecture} nvrtc {major}.{minor}")
     return hashlib.sha256("\0".join(text).encode()).hexdigest()[:32]
 
 
@@ -133,7 +133,7 @@ def compile_now(variant: Program, *options: str) -> tuple[bytes, str]:
     status, program = nvrtc.nvrtcCreateProgram(variant.source.encode(), b"mistrnn.cu", len(files), texts, names)
     _expect(nvrtc, status)
     try:
-        given = [option.encode() for option in (*OPTIONS, f"--gpu-architecture=sm_{variant.capability}", *options)]
+        given = [option.encode() for option in (*OPTIONS, f"--gpu-architecture={variant.architecture}", *options)]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(given), given)
         _, size = nvrtc.nvrtcGetProgramLogSize(program)
         log = _room_for(size)

@@ -63,6 +63,11 @@ class OuterVariant:
         return self.COUNTERS + self.stages * self.stage
 
     @property
+    def architecture(self) -> str:
+        """What the compiler compiles for."""
+        return f"sm_{self.capability}"
+
+    @property
     def source(self) -> str:
         """The program."""
         constants = {
@@ -80,4 +85,4 @@ class OuterVariant:
     @property
     def files(self) -> tuple[str, ...]:
         """What the source includes."""
-        return ("kernels/cuh/device.cuh", "kernels/cuh/outer.cuh")
+        return ("kernels/cuh/device.cuh", "kernels/cuh/ring.cuh", "kernels/cuh/outer.cuh")

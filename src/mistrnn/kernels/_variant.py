@@ -61,8 +61,8 @@ class Program(Protocol):
     """What can be compiled."""
 
     @property
-    def capability(self) -> int:
-        """The GPU's compute capability, times ten."""
+    def architecture(self) -> str:
+        """What the compiler compiles for."""
 
     @property
     def source(self) -> str:
@@ -453,6 +453,11 @@ class Variant:
         problem = self.problem
         slots = {"narx": problem.memory, "mist": (steps + problem.memory) * problem.backward}.get(problem.cell, 0)
         return self.launch.cluster * self.warps * slots * 32 * self.values
+
+    @property
+    def architecture(self) -> str:
+        """What the compiler compiles for."""
+        return f"sm_{self.capability}"
 
     @property
     def source(self) -> str:

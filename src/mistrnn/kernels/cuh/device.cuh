@@ -13,13 +13,14 @@
 typedef unsigned char uint8_t;
 
 DEVICE char* shared_memory() {
-  extern __shared__ uint4 memory[];
+  extern __shared__ __align__(1024) uint4 memory[];
   return (char*)memory;
 }
 
 // Let the compiler forget where a value came from: it keeps it, instead of computing it again at every step.
 DEVICE void hold(int& value) { asm volatile("" : "+r"(value)); }
 DEVICE void hold(long& value) { asm volatile("" : "+l"(value)); }
+DEVICE void hold(float& value) { asm volatile("" : "+f"(value)); }
 template <class V> DEVICE void hold(V*& pointer) {  // to global memory
   size_t address = __cvta_generic_to_global((const void*)pointer);
   asm volatile("" : "+l"(address));
@@ -141,6 +142,22 @@ DEVICE void multiply_add(float (&sum)[4], uint4 a, uint2 b) {
                : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
 }
 
+#ifdef GROUP_PRODUCT
+// sum += a b for four warps together: a [64 x 16] and b [8 NT x 16] in bfloat16 lie in shared memory, in rows of 64 bytes
+// whose quarters are swapped (see wide_groups.cuh), and the sum [64 x 8 NT] in the registers of the warps, 16 rows each. The product
+// is under way until it has been waited for; what was asked for since the last end_products comes together.
+DEVICE unsigned long long described(const char* rows) {  // eight rows take 512 bytes; quarters are swapped as in 64-byte rows
+  return ((unsigned)__cvta_generic_to_shared(rows) & 0x3ffff) >> 4 | 1ull << 16 | 32ull << 32 | 2ull << 62;
+}
+template <int NT> DEVICE void multiply_add_together(float (&sum)[NT][4], const char* a, const char* b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, " GROUP_PRODUCT_MORE ", 0; " GROUP_PRODUCT ", p, 1, 1, 0, 0; }"
+               : GROUP_PRODUCT_SUMS(sum) : "l"(described(a)), "l"(described(b)), "r"(1));
+}
+DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LEFT> DEVICE void wait_for_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
+#endif
+
 // Two numbers rounded to bfloat16, the first in the lower half.
 DEVICE unsigned rounded(float low, float high) {
   unsigned both;
@@ -184,6 +201,15 @@ DEVICE void copy_ahead(void* shared, const void* global) {
 }
 DEVICE void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LEFT> DEVICE void wait_for_groups() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
+
+// Copy a multiple of 16 bytes to shared memory, which count themselves in when they have come.
+DEVICE void copy_block(void* shared, const void* global, int bytes, Counter* counter) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   (unsigned)__cvta_generic_to_shared(shared)),
+               "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"((unsigned)__cvta_generic_to_shared(counter)) : "memory");
+#endif
+}
 
 // What this kernel will not read again need not stay in any cache.
 template <class V> DEVICE void store_once(V* pointer, V value) { __stcs(pointer, value); }

@@ -7,11 +7,10 @@
 // results are added up afterwards, always in the same order.
 //
 // Four warps of a block read both operands, two chunks ahead, take them apart and put them into a ring of stages in shared
-// memory. The others multiply, each for tiles of its own. Neither waits for the other but by counters, two for each stage:
-// it is full, it is empty.
+// memory. The others multiply, each for tiles of its own.
 #pragma once
 
-#include "kernels/cuh/device.cuh"
+#include "kernels/cuh/ring.cuh"
 
 constexpr int P = PARTS;
 constexpr int M = TILES_DOWN, N = TILES_ACROSS;                           // tiles of a warp
@@ -39,14 +38,6 @@ struct Arguments {
   long delays[16];
   long per_range;      // a multiple of kDepth
   float* result;       // [ranges, E, rows, columns]
-};
-
-// Where a warp is in the ring of stages.
-struct Turn {
-  int stage = 0, parity = 0;
-  METHOD void next() {
-    if (++stage == STAGES) stage = 0, parity ^= 1;
-  }
 };
 
 // A warp that reads takes one quarter of each chunk, a lane every 32nd place of the wide operand, and of the tall one every

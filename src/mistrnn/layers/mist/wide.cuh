@@ -4,7 +4,7 @@
 #include "kernels/cuh/wide.cuh"
 
 constexpr int kRowR = D, kRowH = D + H;  // where the parameters of the gates begin, and the columns of their gradients
-constexpr int kDepthOfGates = H + 16;    // backwards, gate and softmax are read together
+constexpr int kDepthOfGates = H + kDepthTile;  // backwards, gate and softmax are read together
 
 DEVICE float* saved_r(const Step& k, int t, int b) { return k.args.saved + k.e * k.args.saved_trial + ((long)t * k.args.B + b) * H + k.unit; }
 DEVICE float* saved_a(const Step& k, int t, int b) {
@@ -171,8 +171,8 @@ KERNEL(kThreads) phase_1(const GRID_CONSTANT Call call) {
     sum_a += dl;
     if (kSumsX) sum_ax += dl * k.x(b);
     Four four;
-    EACH_UNIT four.v[i] = from_lane(dl, k.lane % 4 * 4 + i);
-    if (k.lane < 4) k.publish(1, kDepthOfGates, H + 4 * k.lane, b, four);
+    EACH_UNIT four.v[i] = from_lane(dl, k.lane * 4 % kDepthTile + i);
+    if (4 * k.lane < kDepthTile) k.publish(1, kDepthOfGates, H + 4 * k.lane, b, four);
   }
   gradient.finish(k);
   if (threadIdx.x < D) {

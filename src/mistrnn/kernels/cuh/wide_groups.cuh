@@ -1,0 +1,109 @@
+// The product of wide.cuh, z = A u for all sequences of every trial, where four warps multiply as one: on GPUs of the
+// generation of the H100. A has TALL x 64 rows and DEPTH x 32 columns.
+//
+// A group of four warps has 64 rows of A. The tiles of 64 rows of all trials stand in one line, and a block takes G of them:
+// of one trial, or of two. One more warp copies weights and u to a ring of stages in shared memory, 32 places along the depth
+// at a time.
+//
+// In memory as in shared memory, a tile of A or u lies in rows of 32 places, that is 64 bytes, one part after the other. The
+// quarters of a row are swapped, differently in four rows out of eight, so that those of eight rows can be read at once.
+#pragma once
+
+#include "kernels/cuh/ring.cuh"
+
+constexpr int G = WIDTH;
+constexpr int kRowTile = 64, kDepthTile = 32, kRowBytes = 64;
+constexpr int kTile = kRowTile * kRowBytes, kWeights = P * kTile;      // bytes of a tile of A: a part, all parts
+constexpr int kUPart = NT * 8 * kRowBytes, kU = P * kUPart;            // ... of u, for NT x 8 sequences of a trial
+constexpr int kStage = G * kWeights + TRIALS_MET * kU;
+constexpr int kProductThreads = 32 * (4 * G + 1);
+
+// Where a place lies in a tile; eight that follow each other stay together.
+DEVICE int byte_of(int row, int place) { return row * kRowBytes + ((place / 8) ^ (row / 2 % 4)) * 16 + place % 8 * 2; }
+
+// A part of four units of sequence b, from place `first` of the depth on, as the product reads it.
+DEVICE char* part_of_u(const Call& call, int product, int depth, long e, int first, int b, int part) {
+  const long tile = (e * (depth / kDepthTile) + first / kDepthTile) * (call.tiles / NT) + b / (8 * NT);
+  return call.u[product] + tile * kU + part * kUPart + byte_of(b % (8 * NT), first % kDepthTile);
+}
+
+// Lay out a tile of A. Its rows are those that a thread gets side by side: of the rows of a warp, q and q + 8.
+constexpr int kPackedTile = kWeights;
+DEVICE constexpr int packed_tiles(int tall, int depth) { return tall * depth; }
+template <class Weight> DEVICE void pack_tile(int lane, char* to, Weight weight) {
+  for (int n = lane; n < kRowTile * 4; n += 32) {
+    const int row = n % kRowTile, place = n / kRowTile * 8;
+    float left[8];
+#pragma unroll
+    for (int k = 0; k < 8; k++) left[k] = weight(row / 16 * 16 + row % 8 * 2 + row % 16 / 8, place + k);
+#pragma unroll
+    for (int p = 0; p < P; p++) {
+      unsigned part[4];
+#pragma unroll
+      for (int k = 0; k < 4; k++) {
+        part[k] = rounded(left[2 * k], left[2 * k + 1]);
+        left[2 * k] -= as_float(part[k] << 16), left[2 * k + 1] -= as_float(part[k] & 0xffff0000u);
+      }
+      *(uint4*)(to + p * kTile + byte_of(row, place)) = {part[0], part[1], part[2], part[3]};
+    }
+  }
+}
+
+template <int TALL, int DEPTH> DEVICE void multiply(const Call& call, const char* weights, const char* u) {
+  static_assert(G <= TALL + 1 && (TRIALS_MET > 1 || TALL % G == 0), "a block meets two trials at most");
+  char* memory = shared_memory();
+  Counter *full = (Counter*)(memory + STAGES * kStage), *empty = full + STAGES;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = warp / 4;
+  const long all = call.args.E * TALL, first = (long)blockIdx.x * G, first_e = first / TALL;
+  const int groups = all - first < G ? (int)(all - first) : G;  // that have something to do
+  if (threadIdx.x == 0)
+    for (int n = 0; n < STAGES; n++) begin_counter(full + n, 1), begin_counter(empty + n, 4 * groups);
+  sync_block();
+  Turn turn;
+
+  if (group == G) {
+    const int trials = (int)((first + groups - 1) / TALL - first_e) + 1;
+    for (int k = 0; k < DEPTH; k++, turn.next()) {
+      wait_for(empty + turn.stage, turn.parity ^ 1);  // the first time it is
+      warp_arrives(lane, full + turn.stage, groups * kWeights + trials * kU);
+      if (lane > 0) continue;
+      char* to = memory + turn.stage * kStage;
+      for (int n = 0; n < groups; n++)
+        copy_block(to + n * kWeights, weights + ((first + n) * DEPTH + k) * kWeights, kWeights, full + turn.stage);
+      for (int n = 0; n < trials; n++)
+        copy_block(to + G * kWeights + n * kU, u + (((first_e + n) * DEPTH + k) * gridDim.y + blockIdx.y) * kU, kU, full + turn.stage);
+    }
+    return;
+  }
+  if (group >= groups) return;
+
+  const long own = first + group, e = own / TALL;
+  float sum[NT][4] = {};
+  for (int k = 0, last = 0; k < DEPTH; k++, last = turn.stage, turn.next()) {
+    wait_for(full + turn.stage, turn.parity);
+    const char* a = memory + turn.stage * kStage + group * kWeights;
+    const char* b = memory + turn.stage * kStage + G * kWeights + (e - first_e) * kU;
+    begin_products();
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+      for (int i = P - 1; i >= 0; i--)
+#pragma unroll
+        for (int j = P - 1 - i; j >= 0; j--)
+          multiply_add_together(sum, a + i * kTile + half * kRowBytes / 2, b + j * kUPart + half * kRowBytes / 2);
+    end_products();
+    wait_for_products<1>();
+    if (k > 0) warp_arrives(lane, empty + last);
+  }
+  wait_for_products<0>();
+
+  const int unit = (int)(own % TALL) * kRowTile + warp % 4 * 16 + lane / 4 * 2;
+#pragma unroll
+  for (int n = 0; n < NT; n++)
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      hold(sum[n][r]), hold(sum[n][r + 2]);  // they were under way until now
+      const int b = (blockIdx.y * NT + n) * 8 + lane % 4 * 2 + r;
+      if (b < call.args.B) *(float2*)(call.z + (e * call.args.B + b) * Z_STRIDE + unit) = {sum[n][r], sum[n][r + 2]};
+    }
+}
