@@ -13,6 +13,7 @@
 #define DEVICE static inline
 #define METHOD inline
 #define KERNEL(threads) static void
+#define KERNEL_TOGETHER(threads, blocks) static void
 #define GRID_CONSTANT
 
 struct uint2 { unsigned x, y; };

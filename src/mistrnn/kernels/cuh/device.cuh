@@ -8,7 +8,8 @@
 
 #define DEVICE static __device__ __forceinline__
 #define METHOD __device__ __forceinline__
-#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
+#define KERNEL(threads) KERNEL_TOGETHER(threads, 1)
+#define KERNEL_TOGETHER(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)  // on a multiprocessor
 #define GRID_CONSTANT __grid_constant__
 typedef unsigned char uint8_t;
 

@@ -14,6 +14,10 @@
 
 constexpr int NT = SEQUENCE_TILES;  // of a block of the product: it has NT x 8 sequences
 constexpr int kThreads = H / 4, kAtOnce = SEQUENCES;  // of a block between the products; it takes its sequences in turn
+#ifndef RESIDENT
+#define RESIDENT 512
+#endif
+#define PHASE KERNEL_TOGETHER(kThreads, RESIDENT > kThreads ? RESIDENT / kThreads : 1)
 constexpr int kSumsX = BACKWARD && kInline, kKinds = 1 + kSumsX;  // sums over steps: of dz, of dz x
 
 struct Call {

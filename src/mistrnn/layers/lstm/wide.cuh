@@ -19,7 +19,7 @@ KERNEL(kThreads) begin(const GRID_CONSTANT Call call) {
   }
 }
 
-KERNEL(kThreads) phase_0(const GRID_CONSTANT Call call) {
+PHASE phase_0(const GRID_CONSTANT Call call) {
   const Step k(call);
   const GateInput input[4] = {{k, 0}, {k, H}, {k, 2 * H}, {k, 3 * H}};
   for (int b = k.first(); b < k.end(); b++) {
@@ -53,7 +53,7 @@ template <int PRODUCT> DEVICE float weight_at(const Arguments& args, long e, int
 
 #else
 
-KERNEL(kThreads) phase_0(const GRID_CONSTANT Call call) {
+PHASE phase_0(const GRID_CONSTANT Call call) {
   const Step k(call);
   const Arguments& args = k.args;
   GateGradient gradient[4] = {{k, 0}, {k, H}, {k, 2 * H}, {k, 3 * H}};

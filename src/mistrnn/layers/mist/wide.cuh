@@ -27,7 +27,7 @@ KERNEL(kThreads) begin(const GRID_CONSTANT Call call) {
 }
 
 // From what the gate and the softmax have read: the mixed history.
-KERNEL(kThreads) phase_0(const GRID_CONSTANT Call call) {
+PHASE phase_0(const GRID_CONSTANT Call call) {
   const Step k(call);
   const Arguments& args = k.args;
   const GateInput input(k, kRowR);
@@ -62,7 +62,7 @@ KERNEL(kThreads) phase_0(const GRID_CONSTANT Call call) {
   }
 }
 
-KERNEL(kThreads) phase_1(const GRID_CONSTANT Call call) {
+PHASE phase_1(const GRID_CONSTANT Call call) {
   const Step k(call);
   const GateInput input(k, kRowH);
   for (int b = k.first(); b < k.end(); b++) {
@@ -83,7 +83,7 @@ template <int PRODUCT> DEVICE float weight_at(const Arguments& args, long e, int
 #else
 
 // The gradient of a state, from everything that has read it; steps before the first have one, too.
-KERNEL(kThreads) phase_0(const GRID_CONSTANT Call call) {
+PHASE phase_0(const GRID_CONSTANT Call call) {
   const Step k(call);
   const Arguments& args = k.args;
   GateGradient gradient(k, kRowH);
@@ -133,7 +133,7 @@ template <int N> DEVICE float to_owners(float (&part)[N], int lane) {
 }
 
 // From the gradient of the mixed history to those of the gate and the softmax.
-KERNEL(kThreads) phase_1(const GRID_CONSTANT Call call) {
+PHASE phase_1(const GRID_CONSTANT Call call) {
   constexpr int kSlots = D <= 8 ? 8 : 16, kWarps = kThreads / 32;
   const Step k(call);
   const Arguments& args = k.args;
