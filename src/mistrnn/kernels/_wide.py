@@ -20,8 +20,11 @@ MOST_TILES, MOST_TILES_OF_GROUPS = 13, 16
 MOST_WARPS, MOST_GROUPS = 7, 4
 """Of a block of a product; with 50 trials of 512 units, 6 warps leave blocks for a second round, which takes twice as long."""
 
-SEQUENCES = 4
-"""Of a block between the products."""
+RESIDENT = 512
+"""Threads of a multiprocessor between the products: so many registers are left for each that none is kept in memory."""
+
+MOST_SEQUENCES = 25
+"""Of a block there."""
 
 
 def serves(problem: Problem, capability: int) -> bool:
@@ -33,11 +36,15 @@ def serves(problem: Problem, capability: int) -> bool:
 
 @dataclass(frozen=True)
 class WideVariant:
-    """The kernels of one direction: so many tiles of sequences in a block of a product, and of rows of the weights."""
+    """The kernels of one direction."""
 
     problem: Problem
     tiles: int
+    """Of sequences, of a block of a product."""
     width: int
+    """Of such a block, too: how many tiles of rows of the weights it takes."""
+    sequences: int
+    """Of a block between the products."""
     capability: int
 
     cluster = 0
@@ -162,7 +169,7 @@ class WideVariant:
 
     def blocks(self, batch: int) -> int:
         """Return how many blocks the sequences of a trial take between the products."""
-        return ceil(batch / SEQUENCES)
+        return ceil(batch / self.sequences)
 
     def saved_numbers(self, steps: int, batch: int) -> int:
         """Return the numbers that a trial saves for the backward pass."""
@@ -184,7 +191,7 @@ class WideVariant:
             "WIDTH": self.width,
             "TRIALS_MET": self.trials_met,
             "SEQUENCE_TILES": self.tiles,
-            "SEQUENCES": SEQUENCES,
+            "RESIDENT": RESIDENT,
             "STAGES": self.stages,
             "AHEAD": self.ahead,
             "Z_STRIDE": self.z_stride,
@@ -218,10 +225,13 @@ def group_product(tiles: int) -> dict[str, str]:
 
 def wide_variant(problem: Problem, trials: int, batch: int, capability: int, multiprocessors: int) -> WideVariant:
     """Return the variant for so many trials and sequences: blocks of the same size, for all multiprocessors."""
-    grouped = WideVariant(problem, 1, 1, capability).grouped
-    tiles = ceil(batch / 8)
+    found = WideVariant(problem, 1, 1, 1, capability)
+    # Between the products all blocks are on the GPU at once, if that can be: who comes later would keep the others waiting.
+    at_once = multiprocessors * max(1, RESIDENT // found.step_threads)
+    sequences = max(1, min(MOST_SEQUENCES, ceil(batch / max(1, at_once // max(1, trials)))))
+    grouped, tiles = found.grouped, ceil(batch / 8)
     chunks = ceil(tiles / (MOST_TILES_OF_GROUPS if grouped else MOST_TILES))
-    found = WideVariant(problem, ceil(tiles / chunks), 1, capability)
+    found = replace(found, tiles=ceil(tiles / chunks), sequences=sequences)
     rows = min(rows for rows, _ in found.products)
     least, most = (1, min(rows, MOST_GROUPS)) if grouped else (4, MOST_WARPS)
     return replace(found, width=max(least, min(most, ceil(trials * chunks * rows / multiprocessors))))

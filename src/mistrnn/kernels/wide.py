@@ -17,7 +17,7 @@ class Call(ctypes.Structure):
         ("args", Arguments),
         ("u", ctypes.c_void_p * 2),
         *pointers("z", "carried"),
-        *numbers("tiles", "step"),
+        *numbers("tiles", "sequences", "step"),
     )
 
 
@@ -39,7 +39,7 @@ def run(variant: WideVariant, memory: int, device: torch.device, arguments: Argu
     }
     arguments.packed = alive["packed"].data_ptr()
     call = Call(args=arguments, z=alive["z"].data_ptr(), carried=alive["carried"].data_ptr())
-    call.tiles = variant.chunks(batch) * variant.tiles
+    call.tiles, call.sequences = variant.chunks(batch) * variant.tiles, variant.sequences
     for n in range(problem.phases):
         call.u[n] = alive[f"u {n}"].data_ptr()
     kernels.pack(call, trials, stream)

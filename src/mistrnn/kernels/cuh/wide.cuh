@@ -13,10 +13,7 @@
 #include "kernels/cuh/arguments.cuh"
 
 constexpr int NT = SEQUENCE_TILES;  // of a block of the product: it has NT x 8 sequences
-constexpr int kThreads = H / 4, kAtOnce = SEQUENCES;  // of a block between the products; it takes its sequences in turn
-#ifndef RESIDENT
-#define RESIDENT 512
-#endif
+constexpr int kThreads = H / 4;     // of a block between the products; it takes its sequences in turn
 #define PHASE KERNEL_TOGETHER(kThreads, RESIDENT > kThreads ? RESIDENT / kThreads : 1)
 constexpr int kSumsX = BACKWARD && kInline, kKinds = 1 + kSumsX;  // sums over steps: of dz, of dz x
 
@@ -26,6 +23,7 @@ struct Call {
   Real* z;         // what the last product gave: [E, B, Z_STRIDE]
   Real* carried;   // [E, B, H] what LSTM hands from step to step beside its state: c, and backwards its gradient
   long tiles;      // of sequences in u
+  long sequences;  // of a block between the products
   long step;
 };
 
@@ -65,8 +63,8 @@ struct Step {
       : call(call), args(call.args), s((int)call.step), unit(4 * threadIdx.x), lane(threadIdx.x & 31), e(blockIdx.y) {}
 
   // The sequences of this block.
-  METHOD int first() const { return blockIdx.x * kAtOnce; }
-  METHOD int end() const { return first() + kAtOnce < args.B ? first() + kAtOnce : (int)args.B; }
+  METHOD int first() const { return blockIdx.x * (int)call.sequences; }
+  METHOD int end() const { return (int)(first() + call.sequences < args.B ? first() + call.sequences : args.B); }
 
   // Where the numbers of a sequence at step t begin, in tensors [E, T, B, width] and [E, m, B, H].
   METHOD long row(int t, int b, int width) const { return ((e * args.T + t) * args.B + b) * width; }
