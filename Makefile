@@ -11,11 +11,12 @@ demo: .venv/ready
 test: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8
 
-# No speed is reported unless the tests of what is measured are green.
+# No speed is reported unless the tests of what is measured are green. Where there is a GPU, it is measured, too.
 bench: .venv/ready
 	$(BIN)/python benchmarks/cpu.py
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/training/test_group.py
 	$(BIN)/python benchmarks/sweep.py
+	@if $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then $(MAKE) bench-gpu; fi
 
 # How well the default classifier does on real data sets that come inside aeon.
 bench-accuracy: .venv/ready
@@ -26,7 +27,7 @@ bench-engines: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/training/test_crew.py
 	$(BIN)/python benchmarks/engines.py
 
-# The speed on a GPU, where there is one.
+# The speed on a GPU alone.
 bench-gpu: .venv/ready
 	$(BIN)/python -m pytest tests/kernels/test_cuda.py
 	$(BIN)/python benchmarks/gpu.py

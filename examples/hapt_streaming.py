@@ -7,7 +7,7 @@
 #     python examples/hapt_streaming.py HAPT.zip --out hapt
 #
 # Reads the archive (or a folder with the same files), trains, tests on people that were never seen in training, and streams.
-# Under 5 minutes on 2 CPU cores. Needs `pip install 'mistrnn[estimators]'`.
+# Under 3 minutes on 2 CPU cores. Needs `pip install '.[estimators]'`.
 
 # %%
 import argparse

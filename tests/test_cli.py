@@ -238,6 +238,12 @@ def test_paths_are_shown_and_written(mist: Mist, tmp_path: Path) -> None:
     assert len(rows) == 101
     assert "all paths over 9 steps: 96\n" in mist("paths", "--delays", "3", "--tau", 9)[1]
     assert "delays: 1, 5, 8" in mist("paths", "--suggest", 3, "--tau", 24)[1]
+    assert mist("paths", "--tau", 5, "--csv", tmp_path / "paths.csv")[0] == 0
+    (tmp_path / "mine.csv").write_text("a,b\n1,2\n")
+    status, _, err = mist("paths", "--tau", 5, "--csv", tmp_path / "mine.csv")
+    assert status == 2
+    assert "mine.csv: there is a file already that `mist` has not written. Choose another place." in err
+    assert (tmp_path / "mine.csv").read_text() == "a,b\n1,2\n"
 
 
 @pytest.mark.parametrize(

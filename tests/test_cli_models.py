@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import errno
 import inspect
 import io
 import json
@@ -20,6 +21,7 @@ import pandas as pd
 import pytest
 
 from mistrnn import FrameLabeler, SequenceClassifier, SequenceRegressor, cli
+from mistrnn.cli import _model_folder, _own_data
 from mistrnn.cli._live import answer_lines
 from mistrnn.errors import UsageError
 from tests.test_cli import Mist
@@ -196,10 +198,10 @@ def test_numbers_are_predicted_with_regress(mist: Mist, tmp_path: Path) -> None:
     moved = labels.rename(tmp_path / "scores.csv")
     assert mist("predict", tmp_path / "model", data, "--out", tmp_path / "p.csv")[0] == 0
     rows = rows_of(tmp_path / "p.csv")
-    assert list(rows[0]) == ["id", "value"]
+    assert list(rows[0]) == ["id", "predicted"]
     model = SequenceRegressor.from_pretrained(tmp_path / "model")
     expected = model.predict([frames()[row["id"]][["a", "b"]].to_numpy().T for row in rows])
-    np.testing.assert_allclose([float(row["value"]) for row in rows], expected, rtol=1e-6)
+    np.testing.assert_allclose([float(row["predicted"]) for row in rows], expected, rtol=1e-6)
     status, out, _ = mist("evaluate", tmp_path / "model", data, "--labels", moved, "--out", tmp_path / "report")
     assert status == 0
     assert (tmp_path / "report" / "numbers.png").exists()
@@ -271,6 +273,19 @@ def test_classes_that_are_too_rare_to_be_held_out_are_said(mist: Mist, tmp_path:
     assert "note: nothing that was held out is rare: too few recordings have it" in err
 
 
+def test_classes_of_no_group_that_was_held_out_are_said(mist: Mist, tmp_path: Path) -> None:
+    data = write_folder(tmp_path / "in", columns=("a",))
+    labels = pd.read_csv(data / "labels.csv", dtype=str)
+    labels.loc[(labels["user"] == "001") & (labels["label"] == "01"), "label"] = "own"
+    labels.to_csv(data / "labels.csv", index=False)
+    flags = ["--labels", data / "labels.csv", "--group-column", "user", "--out", tmp_path / "m"]
+    status, _, err = mist("fit", data, *flags, *SMALL)
+    assert status == 0
+    assert re.search(
+        r"note: nothing that was held out is own: no user that was held out has any, so it is not judged", err
+    )
+
+
 def test_one_group_alone_in_the_training_part_is_said(mist: Mist, tmp_path: Path) -> None:
     data = write_folder(tmp_path / "in", columns=("a", "row_label", "user"))
     for path in data.glob("003*"):
@@ -318,6 +333,8 @@ def test_nothing_is_overwritten_without_force_and_nothing_foreign_with_it(mist: 
     assert status == 2
     assert "p.csv: not written by `mist predict`, so it is not overwritten" in err
     assert out.read_text() == "mine"
+    out.write_text("id,value\n001,3\n")  # somebody's own numbers
+    assert mist("predict", model, data, "--out", out, "--force")[0] == 2
     out.unlink()
     assert mist("predict", model, data, "--out", out)[0] == 0
     assert mist("predict", model, data, "--out", out, "--force")[0] == 0
@@ -334,6 +351,44 @@ def test_nothing_is_overwritten_without_force_and_nothing_foreign_with_it(mist: 
     assert status == 2
     assert "there is a report.json already" in err
     assert mist(*evaluate, "--force")[0] == 0
+
+
+def test_a_model_that_cannot_be_saved_leaves_the_earlier_one_and_its_report(
+    mist: Mist, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, model = write_folder(tmp_path / "in", columns=("a",)), tmp_path / "model"
+    command = ["fit", data, "--labels", data / "labels.csv", "--out", model, *SMALL]
+    assert mist(*command)[0] == 0
+    before = {path: path.read_bytes() for path in model.rglob("*") if path.is_file()}
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_model_folder, "write_whole", fail)  # the last file of a model
+        status, _, err = mist(*command, "--force", "--hidden", 7)
+        assert status == 2
+        assert f"cannot write {model / 'reading.json'}: No space left on device." in err
+        assert {path: path.read_bytes() for path in model.rglob("*") if path.is_file()} == before
+        assert mist(*command[:4], "--out", tmp_path / "new", *SMALL)[0] == 2
+        assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_figures_are_told_even_if_the_report_cannot_be_written(
+    mist: Mist, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, model = write_folder(tmp_path / "in", columns=("a",)), tmp_path / "model"
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise UsageError("cannot write to the folder: No space left on device.")
+
+    monkeypatch.setattr(_own_data, "save_evaluation", fail)
+    status, out, err = mist("fit", data, "--labels", data / "labels.csv", "--out", model, *SMALL)
+    assert status == 2
+    assert re.search(r"recordings: .*% right", out)
+    assert f"model: {model}" in out
+    assert "No space left on device" in err
+    assert {path.name for path in model.iterdir()} == {"config.json", "model.safetensors", "reading.json"}
 
 
 def test_output_among_the_recordings_is_refused(mist: Mist, tmp_path: Path, fitted: tuple[Path, Path]) -> None:

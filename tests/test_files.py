@@ -19,7 +19,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from mistrnn import files
 from mistrnn.errors import UsageError
-from mistrnn.files import Folder, LocalFolder, RemoteFolder, folder_at, write_whole
+from mistrnn.files import Folder, LocalFolder, RemoteFolder, folder_at, write_whole, written_together
 from mistrnn.report.collected import collect
 from mistrnn.tasks import Task, make_task
 from mistrnn.training import Interrupted, Recorded, Study, run_study
@@ -87,6 +87,33 @@ def fail(error: BaseException) -> Any:
 
 
 # Whole files.
+
+
+def test_files_that_belong_together_take_their_places_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    with written_together(folder) as place:
+        (place / "a").write_text("1")
+        (place / "b").write_text("2")
+        assert not (folder / "a").exists()
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"a": "1", "b": "2"}
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt(), None])
+def test_after_an_error_none_of_them_does(tmp_path: Path, error: BaseException | None) -> None:
+    (tmp_path / "a").write_text("old")
+
+    def write() -> None:
+        with written_together(tmp_path) as place:
+            (place / "a").write_text("new")
+            raise error or UsageError(f"cannot write {place / 'b'}: too long.")
+
+    with pytest.raises((UsageError, KeyboardInterrupt)) as raised:
+        write()
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+    if isinstance(error, OSError):
+        assert str(raised.value) == f"cannot write to the folder {tmp_path}: No space left on device."
+    if error is None:
+        assert str(raised.value) == f"cannot write {tmp_path / 'b'}: too long."
 
 
 def test_write_whole_old_file_is_replaced(tmp_path: Path) -> None:

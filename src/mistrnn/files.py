@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import platform
+import tempfile
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -46,6 +47,25 @@ def write_whole(path: Path, content: bytes, *, suffix: str = ".part") -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+@contextlib.contextmanager
+def written_together(folder: Path) -> Iterator[Path]:
+    """Give a folder to write files into, which go to `folder` when all of them are there; after an error none of them does.
+
+    What the error says of the place in between, it says of `folder`.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as place:
+            try:
+                yield Path(place)
+            except UsageError as error:
+                raise UsageError(str(error).replace(place, str(folder))) from error
+            for path in sorted(Path(place).iterdir()):
+                os.replace(path, folder / path.name)
+    except OSError as error:
+        raise UsageError(f"cannot write to the folder {folder}: {error.strerror}.") from error
 
 
 class Folder(ABC):

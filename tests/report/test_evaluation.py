@@ -1,11 +1,14 @@
 """The report about a model: figures that can be checked by hand, printed, drawn and written."""
 
+import errno
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 from sklearn.metrics import balanced_accuracy_score, f1_score, precision_recall_fscore_support, r2_score
 
@@ -81,6 +84,15 @@ def test_rows_are_judged_by_place_and_by_distance_from_a_change() -> None:
     assert near["before"] == {"rows": 1, "error": 0.0}
     assert near["after"] == {"rows": 1, "error": 1.0}
     assert near["elsewhere"] == {"rows": 16, "error": 1 / 16}
+
+
+def test_a_class_that_follows_rows_without_a_label_is_a_change() -> None:
+    truth = np.array([-1, 0, 0, -1, -1, 1, 1, -1, 1, 1])
+    found = np.array([0, 0, 0, 0, 0, 0, 1, 1, 1, 1])
+    near = evaluate_rows(["one"], [np.arange(10)], [truth], [sure(found)], CLASSES).figures["over_time"]["near_changes"]
+    assert (near["changes"], near["within_rows"]) == (1, 1)
+    assert near["after"] == {"rows": 1, "error": 1.0}
+    assert near["elsewhere"] == {"rows": 5, "error": 0.0}
 
 
 def test_recordings_are_judged_by_how_much_was_read() -> None:
@@ -163,3 +175,25 @@ def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"cannot write to the folder .*file/inside: Not a directory"):
         save_evaluation(of_rows(), tmp_path / "file" / "inside", title="", about={})
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_a_report_that_breaks_off_leaves_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    save_evaluation(of_rows(), tmp_path, title="", about={})
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Figure, "savefig", fail)
+        with pytest.raises((UsageError, KeyboardInterrupt)):
+            save_evaluation(of_numbers(), tmp_path, title="", about={}, force=True)
+        with pytest.raises((UsageError, KeyboardInterrupt)):
+            save_evaluation(of_numbers(), tmp_path / "new", title="", about={})
+    assert list((tmp_path / "new").iterdir()) == []
+    (tmp_path / "new").rmdir()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    save_evaluation(of_numbers(), tmp_path, title="", about={}, force=True)

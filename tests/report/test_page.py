@@ -60,6 +60,16 @@ def test_page_holds_every_row_and_its_verdict(page_file: Path) -> None:
     assert "http" not in re.sub(r"http://www\.w3\.org/2000/svg|http-equiv", "", text)
 
 
+def test_page_takes_the_place_of_a_page_and_of_nothing_else(tmp_path: Path) -> None:
+    study, mine = write_study(tmp_path / "study", small_study()), tmp_path / "labels.csv"
+    mine.write_text("id,label\n")
+    with pytest.raises(UsageError, match=r"labels\.csv: there is a file already that `mist` has not written"):
+        build_page([study], mine)
+    assert mine.read_text() == "id,label\n"
+    for _ in range(2):
+        build_page([study], tmp_path / "report.html")
+
+
 def test_page_of_a_whole_table_is_small_and_fast(tmp_path: Path) -> None:
     for row in table1.ROWS:
         write_study(tmp_path / row.key, row.study, points=100, data=PUBLISHED)

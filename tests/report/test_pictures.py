@@ -100,3 +100,12 @@ def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"cannot write to the folder .*file/inside: Not a directory"):
         draw_figure1(tmp_path / "file" / "inside")
+
+
+def test_pictures_take_the_place_of_earlier_ones_and_of_nothing_else(tmp_path: Path) -> None:
+    for name, text in (("figure1.csv", "id,label\n"), ("figure1.png", "mine")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(UsageError, match=rf"{name}: there is a file already that `mist` has not written"):
+            draw_figure1(tmp_path)
+        assert [path.read_text() for path in tmp_path.iterdir()] == [text]
+        (tmp_path / name).unlink()

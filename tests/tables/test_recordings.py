@@ -100,7 +100,7 @@ def test_column_without_a_name_is_left_out_with_a_notice(tmp_path: Path) -> None
         (
             {"a": "x\n1\n\nnan\n"},
             {},
-            r"a\.csv, line 4, column 'x': expected a number, got an empty cell \(1 such cells",
+            r"a\.csv, line 4, column 'x': expected a number, got nan \(1 such cell in",
         ),
         (
             {"a": "x,y\n1,\n,2\n"},

@@ -30,6 +30,7 @@ from mistrnn.cli._progress import stop_on_ctrl_c
 from mistrnn.errors import UsageError
 from mistrnn.estimators import FrameLabeler, SequenceClassifier, SequenceEstimator, SequenceRegressor
 from mistrnn.estimators._fitting import Epoch
+from mistrnn.files import written_together
 from mistrnn.layers import LAYERS
 from mistrnn.report._files import save_table
 from mistrnn.report.evaluation import (
@@ -98,39 +99,44 @@ def fit_model(
         held = hold_out(test_share, contents_of(found, kind), groups, settings["seed"])
     train_on, test_on = np.flatnonzero(~held), np.flatnonzero(held)
     _print_split(found, train_on, test_on, group_column)
-    _say_untested_classes(contents_of(found, kind), held)
+    _say_untested_classes(contents_of(found, kind), held, group_column)
     _say_constant_channels([found[k] for k in train_on], reading)
     learnt = [found[k] for k in train_on]
     stopped, seconds = _train(estimator, learnt, [targets[k] for k in train_on], kind, group_column)
     estimator.channel_names_ = list(reading.columns or ())
     estimator.verbose, estimator.log_dir = False, None  # how it was watched is no part of a model
-    clear_report_folder(out / REPORT, force=force)  # it would be about another model
-    estimator.save_pretrained(out, force=force)
-    save_reading(out, Kept(reading, kind, None if labels is None else labels.name))
+    with written_together(out) as place:
+        estimator.save_pretrained(place)
+        save_reading(place, Kept(reading, kind, None if labels is None else labels.name))
+    clear_report_folder(out / REPORT, force=force)  # it is about another model
     print(
         f"\ntrained {estimator.n_epochs_} epochs in {seconds:.0f} s, kept epoch {estimator.best_epoch_}; "
         f"{estimator.parameter_count():,} weights"
     )
-    if len(test_on):
-        tested = [found[k] for k in test_on]
-        evaluation = _judged(estimator, kind, tested, [targets[k] for k in test_on])
-        about = {
-            "layer": str(estimator.layer),
-            "hidden": estimator.hidden_size,
-            "weights": estimator.parameter_count(),
-            "epochs": estimator.n_epochs_,
-            "best_epoch": estimator.best_epoch_,
-            "stopped_by_ctrl_c": stopped,
-            "seconds": round(seconds, 1),
-            "trained_on": [one.id for one in learnt],
-            "held_out": [one.id for one in tested],
-        }
-        print("\nOn what was held out:\n")
-        title = f"{_layer_name(estimator)}, {estimator.hidden_size} units: recordings that were held out"
-        _report(evaluation, out / REPORT, title, about, force)
-    else:
-        print("\nNothing was held out (--test-share 0), so there is no honest figure: evaluate it on other recordings.")
-    print(f"model: {out}")
+    try:
+        if len(test_on):
+            tested = [found[k] for k in test_on]
+            evaluation = _judged(estimator, kind, tested, [targets[k] for k in test_on])
+            about = {
+                "layer": str(estimator.layer),
+                "hidden": estimator.hidden_size,
+                "weights": estimator.parameter_count(),
+                "epochs": estimator.n_epochs_,
+                "best_epoch": estimator.best_epoch_,
+                "stopped_by_ctrl_c": stopped,
+                "seconds": round(seconds, 1),
+                "trained_on": [one.id for one in learnt],
+                "held_out": [one.id for one in tested],
+            }
+            print("\nOn what was held out:\n")
+            title = f"{_layer_name(estimator)}, {estimator.hidden_size} units: recordings that were held out"
+            _report(evaluation, out / REPORT, title, about, force)
+        else:
+            print(
+                "\nNothing was held out (--test-share 0), so there is no honest figure: evaluate it on other recordings."
+            )
+    finally:  # if the report cannot be written, or Ctrl-C comes, too
+        print(f"model: {out}")
     if stopped:
         print("stopped by Ctrl-C; the model is the best so far.")
     return not stopped
@@ -303,11 +309,12 @@ def _print_split(
     print(f"held out:   {len(test_on):,} recordings{whose(test_on)}", flush=True)
 
 
-def _say_untested_classes(contents: Sequence[Counter[Any]], held: NDArray[np.bool_]) -> None:
+def _say_untested_classes(contents: Sequence[Counter[Any]], held: NDArray[np.bool_], group_column: str | None) -> None:
     tested = {label for content, out in zip(contents, held, strict=True) for label in content if out}
     missing = sorted({label for content in contents for label in content} - tested)
     if held.any() and missing:
-        say(f"nothing that was held out is {', '.join(missing)}: too few recordings have it to judge it.")
+        why = "too few recordings have it" if group_column is None else f"no {group_column} that was held out has any"
+        say(f"nothing that was held out is {', '.join(missing)}: {why}, so it is not judged.")
 
 
 def _say_constant_channels(recordings: Sequence[Recording], reading: Reading) -> None:
@@ -386,7 +393,7 @@ def _prediction_rows(
     if isinstance(estimator, SequenceRegressor):
         found = np.atleast_1d(estimator.predict(inputs).T).T.reshape(len(inputs), -1)
         many = found.shape[1] > 1
-        names = [f"value{k}" for k in range(found.shape[1])] if many else ["value"]
+        names = [f"predicted{k}" for k in range(found.shape[1])] if many else ["predicted"]
         return ["id", *names], ([one.id, *own] for one, own in zip(recordings, found.tolist(), strict=True))
     assert isinstance(estimator, SequenceClassifier | FrameLabeler)
     classes = estimator.classes_.tolist()
@@ -424,12 +431,12 @@ def _are_predictions(path: Path) -> bool:
             names = file.readline(2**20).decode("utf-8", "replace").strip()
     except OSError:
         return False
-    return bool(re.match("id,(value0?(,|$)|(row,)?(.*,)?label,probability,p_)", names.replace('"p_', "p_")))
+    return bool(re.match("id,(predicted0?(,|$)|(row,)?(.*,)?label,probability,p_)", names.replace('"p_', "p_")))
 
 
 def _report(evaluation: Evaluation, folder: Path, title: str, about: dict[str, Any], force: bool) -> None:
+    print_evaluation(evaluation, console)  # first: there may be no room to write it
     files = save_evaluation(evaluation, folder, title=title, about=about, force=force)
-    print_evaluation(evaluation, console)
     pictures = ", ".join(path.name for path in files if path.suffix == ".png")
     print(f"\nreport: {folder} (report.json, predictions.csv, {pictures})")
 

@@ -28,13 +28,17 @@ STYLES = (
 
 
 def save_figure(figure: Figure, folder: Path, name: str, rows: Sequence[Mapping[str, object]]) -> list[Path]:
-    """Write name.svg, name.png and name.csv into a folder and return the paths.
+    """Write name.svg, name.png and name.csv into a folder, over an earlier figure and nothing else, and return the paths.
 
     Figures are made without pyplot, which would keep them, need a window system, or change a notebook's settings.
     """
     svg, png, table = (folder / f"{name}.{kind}" for kind in ("svg", "png", "csv"))
+    for path in (svg, png):
+        if path.exists() and not table.exists():
+            raise refused(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        save_rows(table, rows)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from")  # people's own words, in scripts the font lacks
             with matplotlib.rc_context(SVG):
@@ -42,13 +46,25 @@ def save_figure(figure: Figure, folder: Path, name: str, rows: Sequence[Mapping[
             figure.savefig(png, dpi=150)
     except OSError as error:
         raise UsageError(f"cannot write to the folder {folder}: {error.strerror}.") from error
-    save_rows(table, rows)
     return [svg, png, table]
 
 
+def refused(path: Path) -> UsageError:
+    """Return the error about something in the way that is not ours."""
+    return UsageError(f"{path}: there is a file already that `mist` has not written. Choose another place.")
+
+
 def save_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write rows as CSV, the whole file or nothing."""
+    """Write rows as CSV, the whole file or nothing, over an earlier one that begins with the same column and nothing else."""
     names = list(rows[0])
+    if path.exists():
+        try:
+            with open(path, "rb") as file:
+                earlier = file.readline(2**16)
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}.") from error
+        if not earlier.startswith(f"{names[0]},".encode()):
+            raise refused(path)
     save_table(path, names, ([row[name] for name in names] for row in rows))
 
 

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mistrnn.errors import UsageError
-from mistrnn.files import write_whole
+from mistrnn.files import written_together
 from mistrnn.report._files import save_figure, save_table
 from mistrnn.report.labels import draw_confusion
 
@@ -146,7 +146,7 @@ def evaluate_numbers(
         },
     }
     rows = [[own, float(t), float(f)] for own, t, f in zip(ids, truth, found, strict=True)]
-    return Evaluation(figures, ("id", "true", "value"), rows)
+    return Evaluation(figures, ("id", "true", "predicted"), rows)
 
 
 def _class_figures(
@@ -212,7 +212,8 @@ def _near_changes(
 ) -> dict[str, Any] | None:
     """Return the error just before and just after the true class changes, and elsewhere; None if it never does.
 
-    Just is a tenth of how long a class lasts, by the median. Rows without a label end a class, and are no change.
+    Just is a tenth of how long a class lasts, by the median. Rows without a label are passed over: where another class
+    follows them, it changes there.
     """
     lengths: list[int] = []
     for one in truth:
@@ -224,7 +225,8 @@ def _near_changes(
     changes = 0
     for one, mistakes, there in zip(truth, wrong, labelled, strict=True):
         steps = np.arange(len(one))
-        at = 1 + np.flatnonzero((one[1:] != one[:-1]) & there[1:] & there[:-1])  # the first step of the new class
+        own = np.flatnonzero(there)
+        at = own[1:][one[own[1:]] != one[own[:-1]]]  # the first step of the new class
         changes += len(at)
         bounds = np.concatenate([[-math.inf], at, [math.inf]])
         place = np.searchsorted(at, steps, side="right")
@@ -392,29 +394,23 @@ def save_evaluation(
         force: write it in the place of an earlier report.
     """
     figures = evaluation.figures
-    clear_report_folder(folder, force=force)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write to the folder {folder}: {error.strerror}.") from error
-    files = [folder / "predictions.csv"]
-    save_table(files[0], evaluation.names, evaluation.rows)
-    if figures["kind"] == "numbers":
-        files += _draw_numbers(evaluation, folder, title)
-    else:
-        counts = torch.tensor(figures["confusion"]["counts"])
-        files += draw_confusion(counts, figures["confusion"]["classes"], folder, title=title)
-    if "over_time" in figures:
-        files += _draw_where_it_errs(figures, folder, title)
-    if evaluation.longest is not None:
-        files += _draw_longest(*evaluation.longest, figures["confusion"]["classes"], folder)
-    content = {"format": FORMAT, "version": VERSION, **figures, "about": dict(about)}
-    path = folder / "report.json"
-    try:
-        write_whole(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}.") from error
-    return [path, *files]
+    check_report_folder(folder, force=force)
+    with written_together(folder) as place:
+        content = {"format": FORMAT, "version": VERSION, **figures, "about": dict(about)}
+        (place / "report.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        files = [place / "report.json", place / "predictions.csv"]
+        save_table(files[1], evaluation.names, evaluation.rows)
+        if figures["kind"] == "numbers":
+            files += _draw_numbers(evaluation, place, title)
+        else:
+            counts = torch.tensor(figures["confusion"]["counts"])
+            files += draw_confusion(counts, figures["confusion"]["classes"], place, title=title)
+        if "over_time" in figures:
+            files += _draw_where_it_errs(figures, place, title)
+        if evaluation.longest is not None:
+            files += _draw_longest(*evaluation.longest, figures["confusion"]["classes"], place)
+        clear_report_folder(folder, force=force)  # the earlier one is kept until this one is complete
+    return [folder / path.name for path in files]
 
 
 def _draw_where_it_errs(figures: Mapping[str, Any], folder: Path, title: str) -> list[Path]:
@@ -497,7 +493,7 @@ def _draw_longest(
 
 def _draw_numbers(evaluation: Evaluation, folder: Path, title: str) -> list[Path]:
     rows = [dict(zip(evaluation.names, row, strict=True)) for row in evaluation.rows]
-    truth, found = ([float(str(row[name])) for row in rows] for name in ("true", "value"))
+    truth, found = ([float(str(row[name])) for row in rows] for name in ("true", "predicted"))
     figure = Figure(figsize=(5, 5), layout="constrained")
     axes = figure.subplots()
     ends = [min(truth + found), max(truth + found)]

@@ -18,6 +18,7 @@ from mistrnn.layers import LAYERS
 from mistrnn.paper import figure3, table1, table3, table4
 from mistrnn.paper.comparison import Comparison, Row, SeedRun
 from mistrnn.report import charts
+from mistrnn.report._files import refused
 from mistrnn.report.collected import Found, collect
 from mistrnn.tasks import TASKS
 
@@ -56,7 +57,12 @@ class Table:
 
 
 def build_page(folders: Sequence[Path | str], out: Path, *, title: str = "Recurrent layers compared") -> Built:
-    """Write the report about all studies in these folders or at these addresses, the whole file or nothing."""
+    """Write the report about all studies in these folders or at these addresses, the whole file or nothing.
+
+    It takes the place of an earlier page and of nothing else.
+    """
+    if out.exists() and not _is_page(out):
+        raise refused(out)
     collected = collect(folders)
     found, problems = collected.studies, collected.problems
     if not found:
@@ -87,6 +93,15 @@ def build_page(folders: Sequence[Path | str], out: Path, *, title: str = "Recurr
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}.") from error
     return Built(out, len(found), problems, collected.notes)
+
+
+def _is_page(path: Path) -> bool:
+    """Whether a file is a page that was written here."""
+    try:
+        text = path.read_bytes()
+    except OSError:
+        return False
+    return b"<!doctype html>" in text[:1000] and b" with mistrnn " in text
 
 
 def _steps(found: Found) -> int:

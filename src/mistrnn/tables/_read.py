@@ -80,6 +80,11 @@ class SourceTable:
         found: Texts = words[column.indices.fill_null(len(words) - 1).to_numpy(zero_copy_only=False)]
         return found
 
+    def is_empty(self, name: str, row: int) -> bool:
+        """Whether a cell holds nothing, which `numbers` does not tell from the word nan."""
+        value = _whole(self.data, name)[row].as_py()
+        return value is None or (isinstance(value, str) and not value.strip())
+
     def numbers(self, name: str) -> NDArray[np.float64]:
         """Return a column as numbers, NaN where a cell is empty."""
         column = _whole(self.data, name)

@@ -197,10 +197,11 @@ def _recordings_of(
         count = int(bad.sum())
         value = values[row, channel]
         too_large = ", which is too large" if np.isfinite(value) else ""
-        what = "an empty cell" if np.isnan(value) else f"{value}{too_large}"
+        what = "an empty cell" if table.is_empty(columns[channel], row) else f"{value}{too_large}"
+        cells = "1 such cell" if count == 1 else f"{count:,} such cells"
         raise UsageError(
-            f"{table.place(row)}, column {columns[channel]!r}: expected a number, got {what} ({count:,} such cells in this "
-            "file). Fill gaps with the last value or an interpolation, or leave these rows out."
+            f"{table.place(row)}, column {columns[channel]!r}: expected a number, got {what} ({cells} in this file). "
+            "Fill gaps with the last value or an interpolation, or leave these rows out."
         )
     seconds = None if reading.time_column is None else table.times(reading.time_column)
     texts = {kind: None if column is None else table.texts(column) for kind, column in others.items()}
