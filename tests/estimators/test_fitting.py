@@ -129,26 +129,104 @@ def test_a_group_is_never_trained_and_validated_on(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("seed", range(20))
 def test_groups_of_very_different_size_leave_enough_to_learn(seed: int) -> None:
     groups = np.r_[np.zeros(190), np.arange(1, 11)]
-    held = _drawn_groups(30, groups, np.random.RandomState(seed))
+    same = np.ones((200, 1), dtype=bool)  # no classes
+    held = _drawn_groups(30, groups, same, np.random.RandomState(seed))
     assert sorted(groups[held]) == list(range(1, 11))
-    pair = _drawn_groups(15, np.repeat([0, 1], [60, 40]), np.random.RandomState(seed))
+    pair = _drawn_groups(15, np.repeat([0, 1], [60, 40]), same[:100], np.random.RandomState(seed))
     assert len(pair) == 40  # no group is small enough: the smaller one
-    many = _drawn_groups(15, np.arange(100) // 5, np.random.RandomState(seed))
+    many = _drawn_groups(15, np.arange(100) // 5, same[:100], np.random.RandomState(seed))
     assert len(many) == 15
-    assert len(_drawn_groups(15, np.zeros(100), np.random.RandomState(seed))) == 0
+    assert len(_drawn_groups(15, np.zeros(100), same[:100], np.random.RandomState(seed))) == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_last_case_of_a_class_is_always_learnt(seed: int) -> None:
     strata = np.r_[np.zeros(10), np.ones(9), [2]]
-    held = _drawn_cases(6, strata, np.random.RandomState(seed))
+    classes = strata[:, None] == np.arange(3)
+    held = _drawn_cases(6, strata, classes, np.random.RandomState(seed))
     assert len(held) == len(set(held.tolist())) == 6
     assert 19 not in held
     assert 2 <= (strata[held] == 0).sum() <= 4
-    assert len(_drawn_cases(50, strata, np.random.RandomState(seed))) == 17
+    assert len(_drawn_cases(50, strata, classes, np.random.RandomState(seed))) == 17
 
 
 _END = _fitting.Epoch(1, 1, 0.1, 0.0, None, 1)
+
+
+def recordings(*rare: int) -> tuple[Any, Any]:
+    """20 recordings whose steps are "a" or "b", and the first one "c" in these; each recording begins with its number."""
+    x = np.random.RandomState(0).randn(20, 1, 6)
+    y = np.where(x[:, 0] > 0, "a", "b")
+    y[:, 1:3] = "a", "b"
+    y[list(rare), 0] = "c"
+    x[:, 0, 0] = np.arange(20)
+    return x, y
+
+
+@pytest.fixture
+def split(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Fits that end before they begin, and return the numbers of the recordings to train and to validate on."""
+    parts: list[Examples | None] = []
+    monkeypatch.setattr(_fitting, "train", lambda network, learnt, held, *rest: parts.extend([learnt, held]) or [_END])
+
+    def numbers(model: Any, *data: Any, **options: Any) -> list[list[int] | None]:
+        parts.clear()
+        model.set_params(hidden_size=2).fit(*data, **options)
+        return [None if part is None else [int(case[0, 0]) for case in part.cases] for part in parts]
+
+    return numbers
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("early_stopping", ["auto", True])
+def test_the_only_recording_with_a_class_is_always_learnt(split: Any, seed: int, early_stopping: Any) -> None:
+    order = np.random.RandomState(seed).permutation(20).tolist()
+    model = FrameLabeler(early_stopping=early_stopping, random_state=seed)
+    assert split(model, *recordings(order[1]))[1] == sorted([order[0], *order[2:4]])
+    assert split(model, *recordings(order[1], order[2]))[1] == sorted([*order[:2], order[3]])  # one of two is enough
+    x, y = recordings(order[0], order[5])
+    learnt, held = split(model, x, y, sample_weight=np.arange(20) != order[5])  # it is as good as absent
+    assert order[0] in learnt
+    assert len(held) == 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_labeler_validates_on_the_recordings_that_come_first_where_every_class_is_left(split: Any, seed: int) -> None:
+    order = np.random.RandomState(seed).permutation(20).tolist()
+    learnt, held = split(FrameLabeler(random_state=seed), *recordings(order[0], order[9]))
+    assert held == sorted(order[:3])
+    assert learnt == sorted(order[3:])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_only_group_with_a_class_is_always_learnt(split: Any, seed: int) -> None:
+    people, order = np.arange(20) // 2, np.random.RandomState(seed).permutation(10).tolist()
+    x, y = recordings(2 * order[0], 2 * order[0] + 1)
+    learnt, held = split(FrameLabeler(random_state=seed), x, y, groups=people)
+    assert sorted({k // 2 for k in held}) == sorted(order[1:3])
+    assert learnt == sorted({*range(20)} - {*held})
+    of_case = np.where(people == order[0], "c", np.array(["a", "b"])[np.arange(20) % 2])
+    classifier = SequenceClassifier(early_stopping=True, random_state=seed)
+    assert split(classifier, x, of_case, groups=people)[1] == held
+    larger = np.where(np.arange(20) < 8, "small", "large")  # the smaller one alone has "c"
+    assert split(classifier, x, np.r_[["c"] * 2, ["a", "b"] * 9], groups=larger)[1] == list(range(8, 20))
+
+
+def test_where_every_recording_has_a_class_of_its_own_one_is_lost_only_if_validation_is_asked_for(split: Any) -> None:
+    x, y = recordings()
+    y = np.c_[[f"own {k}" for k in range(20)], y[:, 1:]]
+    for options, of in (({}, "cases"), ({"groups": np.arange(20)}, "groups")):
+        learnt, held = split(FrameLabeler(random_state=0), x, y, **options)
+        assert len(learnt) == 20
+        assert held is None
+        message = rf"FrameLabeler: \['own \d+'\] is only in the {of} that are validated on, and will not be learnt"
+        with pytest.warns(UserWarning, match=message) as caught:
+            learnt, held = split(FrameLabeler(early_stopping=True, random_state=0), x, y, **options)
+        assert caught[0].filename == __file__  # the warning points at the caller's line
+        assert len(held) == 1
+        assert len(learnt) == 19
+    with pytest.raises(ValueError, match=r"something to validate on, because early_stopping=True .* got 20 cases\."):
+        FrameLabeler(early_stopping=True).fit(x, np.repeat(y[:, :1], 6, axis=1))  # nothing of any is learnt elsewhere
 
 
 def test_validation_holds_every_class(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +262,7 @@ def test_weights_move_what_is_predicted() -> None:
     assert by_case == pytest.approx(1 / 2, abs=0.05)
     assert share_of_ones(model.set_params(class_weight="balanced")) == pytest.approx(by_case, abs=1e-3)
     assert share_of_ones(model.set_params(class_weight={0: 1.0, 1: 8.0})) == pytest.approx(0.8, abs=0.05)
-    others = share_of_ones(model.set_params(class_weight={1: 8.0, 7: 100.0}))  # as in a fold without a rare class
+    others = share_of_ones(model.set_params(class_weight={1: 8.0}))
     assert others == share_of_ones(model.set_params(class_weight={0: 1.0, 1: 8.0}))
     for wrong in ({0: 0.0, 1: 0.0}, {1: -1.0}, {1: np.nan}, {1: np.inf}):
         with pytest.raises(
@@ -196,6 +274,20 @@ def test_weights_move_what_is_predicted() -> None:
     assert of_ones == pytest.approx(75)  # the same sum of each class
     with pytest.raises(ValueError, match='expected class_weight to be a dict, "balanced" or None'):
         model.set_params(class_weight="fair").fit(x, y)
+
+
+@pytest.mark.parametrize("kind", [SequenceClassifier, FrameLabeler])
+def test_weights_of_classes_that_are_not_there_are_refused(kind: Any) -> None:
+    x = np.random.RandomState(0).randn(8, 1, 4)
+    y = np.array(["sit", "walk"])[np.arange(8) % 2]
+    if kind is FrameLabeler:
+        y = np.repeat(y[:, None], 4, axis=1)
+    for wrong in ({"wlak": 50}, {"sit": 1, "wlak": 50}):
+        message = rf"^{kind.__name__}: expected class_weight to name classes among \['sit', 'walk'\], got \['wlak'\]\.$"
+        with pytest.raises(ValueError, match=message):
+            kind(hidden_size=2, max_epochs=1, class_weight=wrong).fit(x, y)
+    for right in ({np.str_("walk"): 50}, {"sit": 1, "walk": 2, "fall": 50}):  # a fold may lack a rare class
+        kind(hidden_size=2, max_epochs=1, class_weight=right).fit(x, y)
 
 
 def test_steps_without_a_label_are_read_and_not_learnt() -> None:

@@ -45,6 +45,21 @@ def test_x_that_cannot_be_used_is_refused_with_its_place(x: Any, message: str) -
         SequenceClassifier().fit(x, Y)
 
 
+@pytest.mark.parametrize("nothing", [[], ()])
+@pytest.mark.parametrize("kind", [SequenceClassifier, FrameLabeler, SequenceRegressor])
+def test_no_cases_at_all_are_refused(kind: Any, nothing: Any) -> None:
+    message = f"^{kind.__name__}: expected at least one case, got none\\.$"
+    with pytest.raises(ValueError, match=message):
+        kind().fit(nothing, [])
+    labels = {FrameLabeler: X[:, 0] > 0, SequenceRegressor: X[:, 0, 0]}
+    for x in (X, X[:, 0]):  # cases, and a table
+        model = kind(hidden_size=2, max_epochs=1, random_state=0).fit(x, labels.get(kind, Y))
+        with pytest.raises(ValueError, match=message):
+            model.predict(nothing)
+        with pytest.raises(ValueError, match=message):
+            model.score(nothing, [])
+
+
 def test_as_many_labels_as_cases_are_expected() -> None:
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):
         MODEL.fit(X, Y[:-1])

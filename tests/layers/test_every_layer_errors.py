@@ -267,6 +267,8 @@ def test_repeated_periods_are_refused() -> None:
         ),
         ({"dropout": 1.5}, ValueError, "dropout in [0, 1], because it is a probability, got 1.5."),
         ({"dropout": "0.5"}, TypeError, "dropout to be a probability, got '0.5'."),
+        ({"bias": "tanh"}, TypeError, "bias to be a bool, got 'tanh'."),
+        ({"batch_first": 0.5}, TypeError, "batch_first to be a bool, got 0.5."),
     ],
 )
 def test_bad_constructor_arguments_are_refused(
@@ -388,7 +390,7 @@ def test_no_steps_give_no_output_and_the_same_state(name: str) -> None:
 @every_layer
 def test_numpy_numbers_are_welcome(name: str) -> None:
     options: dict[str, Any] = {"mist": {"delays": np.array([1, 3])}, "narx": {"delays": np.int32(2)}}
-    layer = LAYERS[name](np.int64(3), np.int64(8), zoneout=np.float32(0.5), **options.get(name, {}))
+    layer = LAYERS[name](np.int64(3), np.int64(8), zoneout=np.float32(0.5), bias=np.True_, **options.get(name, {}))
     assert layer(torch.zeros(5, 2, 3), lengths=np.array([5, 2]))[0].shape == (5, 2, 8)
 
 

@@ -35,6 +35,32 @@ def test_shapes_are_those_of_torch(name: str, bidirectional: bool) -> None:
 
 
 @every_layer
+def test_arguments_by_position_are_those_of_torch(name: str) -> None:
+    own: dict[str, Any] = {"mist": {"delays": 3}, "narx": {"delays": 3}, "clockwork": {"periods": 4}}.get(name, {})
+    by_position = LAYERS[name](3, 8, 2, False, True, 0.5, True, **own)
+    twin = nn.LSTM(3, 8, 2, False, True, 0.5, True)
+    for argument in ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional"):
+        assert getattr(by_position, argument) == getattr(twin, argument)
+    assert by_position(torch.zeros(2, 5, 3))[0].shape == twin(torch.zeros(2, 5, 3))[0].shape
+    by_name = LAYERS[name](
+        **own, bidirectional=True, dropout=0.5, batch_first=True, bias=False, num_layers=2, hidden_size=8, input_size=3
+    )
+    assert repr(by_name) == repr(by_position)
+    with pytest.raises(TypeError, match="positional arguments"):
+        LAYERS[name](3, 8, 2, False, True, 0.5, True, 0)  # torch.nn.LSTM's projection, which no layer has
+
+
+@every_layer
+def test_flatten_parameters_can_be_called_and_changes_nothing(name: str) -> None:
+    with seeded(0):
+        layer, input = small(name), torch.randn(5, 2, 3, dtype=torch.float64)
+    before, places = layer(input)[0], [parameter.data_ptr() for parameter in layer.parameters()]
+    layer.flatten_parameters()
+    assert torch.equal(layer(input)[0], before)
+    assert [parameter.data_ptr() for parameter in layer.parameters()] == places
+
+
+@every_layer
 @both_directions
 def test_batch_first_only_transposes(name: str, bidirectional: bool) -> None:
     layer = small(name, num_layers=2, bidirectional=bidirectional)

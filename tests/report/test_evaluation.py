@@ -13,15 +13,9 @@ from rich.console import Console
 from sklearn.metrics import balanced_accuracy_score, f1_score, precision_recall_fscore_support, r2_score
 
 from mistrnn.errors import UsageError
-from mistrnn.report.evaluation import (
-    FILES,
-    Evaluation,
-    evaluate_numbers,
-    evaluate_recordings,
-    evaluate_rows,
-    print_evaluation,
-    save_evaluation,
-)
+from mistrnn.report.evaluation import Evaluation, evaluate_numbers, evaluate_recordings, evaluate_rows
+from mistrnn.report.evaluation_folder import FILES, save_evaluation
+from mistrnn.report.evaluation_text import print_evaluation
 
 CLASSES = ["[bold]a", "$b$", "true"]
 

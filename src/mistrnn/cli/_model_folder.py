@@ -11,7 +11,7 @@ from mistrnn.estimators import FrameLabeler, SequenceClassifier, SequenceEstimat
 from mistrnn.estimators._saved import CONFIG, WEIGHTS
 from mistrnn.estimators._saved import FORMAT as MODEL_FORMAT
 from mistrnn.files import write_whole
-from mistrnn.report.evaluation import check_report_folder
+from mistrnn.report.evaluation_folder import check_report_folder
 from mistrnn.tables import Reading
 
 Kind = Literal["recordings", "rows", "numbers"]

@@ -37,14 +37,12 @@ from mistrnn.report.evaluation import (
     TENTHS,
     UNLABELLED,
     Evaluation,
-    check_report_folder,
-    clear_report_folder,
     evaluate_numbers,
     evaluate_recordings,
     evaluate_rows,
-    print_evaluation,
-    save_evaluation,
 )
+from mistrnn.report.evaluation_folder import check_report_folder, clear_report_folder, save_evaluation
+from mistrnn.report.evaluation_text import print_evaluation
 from mistrnn.tables import Reading, Recording, hold_out, read_recordings
 from mistrnn.training.study import OWN_OPTIONS
 

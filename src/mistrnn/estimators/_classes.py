@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mistrnn.errors import UsageError
 from mistrnn.estimators._estimator import SequenceEstimator, Spoken
+from mistrnn.estimators._fitting import Examples
 
 ClassWeight = Mapping[Any, float] | Literal["balanced"] | None
 _KINDS = {"b": "bool", "i": "int", "u": "int", "f": "float", "U": "str"}
@@ -52,11 +53,21 @@ class ClassEstimator(SequenceEstimator):
             return np.asarray(sums.sum() / (count * sums))
         if not isinstance(given, Mapping):
             raise UsageError(f'{self._name}: expected class_weight to be a dict, "balanced" or None, got {given!r}.')
-        found = np.array([given.get(label, 1.0) for label in self.classes_.tolist()], dtype=np.float64)
+        names = self.classes_.tolist()
+        unknown = [key for key in given if key not in names]
+        if unknown and any(name not in given for name in names):  # else it may be a fold that lacks a rare class
+            raise UsageError(f"{self._name}: expected class_weight to name classes among {names}, got {unknown}.")
+        found = np.array([given.get(label, 1.0) for label in names], dtype=np.float64)
         if not (np.isfinite(found).all() and (found >= 0).all() and found.any()):
             raise UsageError(
                 f"{self._name}: expected the weights of classes to be finite, none below 0 and one above, got {dict(given)}."
             )
+        return found
+
+    def _classes_in(self, examples: Examples) -> NDArray[np.bool_]:
+        found = np.zeros((len(examples.cases), len(self.classes_)), dtype=bool)
+        for own, target, weight in zip(found, examples.targets, examples.weights, strict=True):
+            own[target.numpy()[weight.numpy() > 0]] = True
         return found
 
     def _output_size(self) -> int:

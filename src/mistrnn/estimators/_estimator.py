@@ -56,7 +56,8 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         learning_rate: of AdamW at the start; it falls to 0 along a cosine, and to its half where gradients overflow.
         weight_decay: of AdamW.
         early_stopping: keep a share of the cases for validation, stop when they are no longer predicted better, and go back
-            to where they were predicted best. "auto" where that share is large enough to tell.
+            to where they were predicted best. The only case (or group) with a class is trained on, if that can be. "auto" where
+            that share is large enough to tell, and every class is left to learn.
         validation_fraction: that share.
         patience: epochs without a lower validation loss after which to stop; None for a third of all, at least 10 and at least
             500 minibatches. They count once the training loss has fallen by a tenth.
@@ -100,9 +101,13 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _loss(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each target."""
 
-    def _strata(self, examples: Examples) -> NDArray[Any] | None:
-        """Return the classes that a validation share should hold in proportion; None if there are none."""
-        return None
+    def _strata(self, examples: Examples) -> NDArray[Any]:
+        """Return the class of each case that a validation share should hold in proportion; one for all if there are none."""
+        return np.zeros(len(examples.cases), dtype=np.int64)
+
+    def _classes_in(self, examples: Examples) -> NDArray[np.bool_]:
+        """Return [cases, classes] which classes each case teaches; one class for all if there are none."""
+        return np.ones((len(examples.cases), 1), dtype=bool)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> Self:
         """Learn from cases.
@@ -206,16 +211,18 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     ) -> tuple[Examples, Examples | None]:
         """Return what to train on and, if training is to stop early, what to validate on."""
         count, certain = len(examples.cases), self.early_stopping is True
-        wanted, strata = round(count * self.validation_fraction), self._strata(examples)
+        wanted = round(count * self.validation_fraction)
         fewest = 1 if certain else self._fewest_validation_cases
         if self.early_stopping is False or (wanted < fewest and not certain):
             return examples, None
+        classes = self._classes_in(examples)
         if groups is None:
-            held = _drawn_cases(wanted, np.zeros(count, dtype=np.int64) if strata is None else strata, random)
+            held = _drawn_cases(wanted, self._strata(examples), classes, random)
         else:
-            held = _drawn_groups(wanted, groups, random)
+            held = _drawn_groups(wanted, groups, classes, random)
         learnt = np.setdiff1d(np.arange(count), held)
-        if len(held) < fewest or not len(learnt):
+        lost = np.flatnonzero(classes.any(0) & ~classes[learnt].any(0))
+        if len(held) < fewest or (len(lost) and not certain):
             if not certain:
                 return examples, None
             of = f"{count} cases" if groups is None else f"{count} cases in {len(set(groups.tolist()))} groups"
@@ -223,17 +230,18 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
                 f"{self._name}: expected something to train and something to validate on, because early_stopping=True and "
                 f"validation_fraction={self.validation_fraction}, got {of}."
             )
-        if strata is not None and len(lost := np.setdiff1d(strata, strata[learnt])):
-            names = getattr(self, "classes_", lost)[lost].tolist()
+        if len(lost):
+            names, of = getattr(self, "classes_", lost)[lost].tolist(), "cases" if groups is None else "groups"
             warnings.warn(
-                f"{self._name}: {names} is only in the groups that are validated on, and will not be learnt.",
+                f"{self._name}: {names} is only in the {of} that are validated on, and will not be learnt.",
                 stacklevel=5,
             )
         return examples.subset(learnt), examples.subset(held)
 
     def _cases(self, X: Any, *, fitting: bool = False) -> list[Case]:
         X = as_array(X)
-        if is_table(X):
+        nothing = isinstance(X, list | tuple) and not X  # scikit-learn would advise to reshape it
+        if is_table(X) and not nothing:
             if fitting or hasattr(self, "n_features_in_"):
                 X = validate_data(self, X, reset=fitting, dtype=[np.float64, np.float32])
             else:
@@ -346,26 +354,53 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         """Take what `_learnt` returned."""
 
 
-def _drawn_cases(wanted: int, strata: NDArray[Any], random: np.random.RandomState) -> NDArray[np.int64]:
-    """Draw cases, of each class in proportion, and never the last one of a class."""
+def _drawn_cases(
+    wanted: int, strata: NDArray[Any], classes: NDArray[np.bool_], random: np.random.RandomState
+) -> NDArray[np.int64]:
+    """Draw cases, of each stratum in proportion, and never the last one that has a class.
+
+    If each is the last one of some class, one that shares another class with the rest.
+    """
     order = random.permutation(len(strata))
-    keys = np.full(len(strata), np.inf)
+    keys = np.empty(len(strata))
     for name in np.unique(strata):
         own = order[strata[order] == name]
-        keys[own[:-1]] = (np.arange(len(own) - 1) + random.rand()) / len(own)
-    return np.sort(np.argsort(keys, kind="stable")[: min(wanted, int(np.isfinite(keys).sum()))])
+        keys[own] = (np.arange(len(own)) + random.rand()) / len(own)
+    order = np.argsort(keys, kind="stable")
+    left = classes.sum(0)  # how many cases that are trained on have each class
+    chosen: list[int] = []
+    for case in order.tolist():
+        if len(chosen) < wanted and (left[classes[case]] > 1).all():
+            chosen.append(case)
+            left -= classes[case]
+    if not chosen and wanted:
+        chosen = [case for case in order.tolist() if (left[classes[case]] > 1).any()][:1]
+    return np.sort(np.array(chosen, dtype=np.int64))
 
 
-def _drawn_groups(wanted: int, groups: NDArray[Any], random: np.random.RandomState) -> NDArray[np.int64]:
-    """Draw whole groups with about as many cases as wanted: at most twice as many, or else the smallest group."""
+def _drawn_groups(
+    wanted: int, groups: NDArray[Any], classes: NDArray[np.bool_], random: np.random.RandomState
+) -> NDArray[np.int64]:
+    """Draw whole groups with about as many cases as wanted: at most twice as many, or else the smallest group.
+
+    Never the last one that has a class, unless each group is.
+    """
     names, of, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    holds = np.zeros((len(names), classes.shape[1]), dtype=bool)
+    np.logical_or.at(holds, of, classes)
+    left = holds.sum(0)  # how many groups that are trained on have each class
+
+    def is_last(group: int) -> bool:
+        return bool((left[holds[group]] == 1).any())
+
     chosen: list[int] = []
     for group in random.permutation(len(names)).tolist():
         held = int(sizes[chosen].sum())
-        if held < wanted and held + sizes[group] <= 2 * wanted and len(chosen) < len(names) - 1:
+        if held < wanted and held + sizes[group] <= 2 * wanted and not is_last(group):
             chosen.append(group)
+            left -= holds[group]
     if not chosen and len(names) > 1:
-        chosen = [int(sizes.argmin())]
+        chosen = [min(range(len(names)), key=lambda group: (is_last(group), sizes[group]))]
     return np.flatnonzero(np.isin(of, chosen))
 
 

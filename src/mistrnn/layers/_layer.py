@@ -64,11 +64,11 @@ class RecurrentLayer(nn.Module, ABC):
         input_size: int,
         hidden_size: int,
         num_layers: int = 1,
-        *,
         bias: bool = True,
         batch_first: bool = False,
         dropout: float = 0.0,
         bidirectional: bool = False,
+        *,
         zoneout: float = 0.0,
         recurrent_dropout: float = 0.0,
         layer_norm: bool = False,
@@ -80,6 +80,9 @@ class RecurrentLayer(nn.Module, ABC):
         self.input_size = _checks.positive_int(name, "input_size", input_size)
         self.hidden_size = _checks.positive_int(name, "hidden_size", hidden_size)
         self.num_layers = _checks.positive_int(name, "num_layers", num_layers)
+        for argument, value in (("bias", bias), ("batch_first", batch_first)):
+            if not isinstance(value, bool) and str(getattr(value, "dtype", "")) != "bool":  # NumPy has its own
+                raise TypeError(f"{name}: expected {argument} to be a bool, got {value!r}.")
         self.bias = bias
         self.batch_first = batch_first
         self.dropout = _checks.probability(name, "dropout", dropout, below_one=False)
@@ -183,6 +186,12 @@ class RecurrentLayer(nn.Module, ABC):
             drawn: Tensor = torch.randn_like(like) * self.hidden_size**-0.5
             return drawn
         return torch.ones_like(like) if short == "gain" else torch.zeros_like(like)
+
+    def flatten_parameters(self) -> None:
+        """Do nothing; it is here because models that were written for torch.nn.LSTM call it.
+
+        torch lays out its weights in one piece of memory for cuDNN. Our kernels read them wherever they are.
+        """
 
     def parameter_count(self) -> int:
         """Return the number of weights that the layer really has."""

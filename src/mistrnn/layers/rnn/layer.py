@@ -14,8 +14,9 @@ from mistrnn.layers.rnn.reference import rnn
 class RNN(TorchTwin):
     """Simple RNN with tanh, as torch.nn.RNN; the equation is in `mistrnn.layers.rnn.reference`.
 
-    Arguments as in `RecurrentLayer`. Parameters of layer k (suffix `_reverse` for the second direction):
-    `weight_ih_lk` [H, I], `weight_hh_lk` [H, H], `bias_lk` [H]. State: [layers * directions, B, H].
+    Arguments as in `RecurrentLayer`; `nonlinearity`, which torch.nn.RNN has in the fourth place, is not among them.
+    Parameters of layer k (suffix `_reverse` for the second direction): `weight_ih_lk` [H, I], `weight_hh_lk` [H, H],
+    `bias_lk` [H]. State: [layers * directions, B, H].
 
     >>> import torch
     >>> layer = RNN(input_size=3, hidden_size=5)

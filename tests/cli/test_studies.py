@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from mistrnn import __main__, __version__, cli
-from mistrnn.cli import _app
+from mistrnn import __main__, __version__
 from mistrnn.training.group import Group
+from tests.cli.command import Mist
 from tests.tasks.idx_files import write_mnist
 from tests.tasks.recorded_files import (
     write_gesture_phase,
@@ -40,29 +40,6 @@ SMALL = [
     "--validate-every",
     "3",
 ]
-
-
-class Mist:
-    """Runs the command in this process."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._patch, self._capsys = monkeypatch, capsys
-
-    def __call__(self, *arguments: object) -> tuple[int, str, str]:
-        self._patch.setattr(sys, "argv", ["mist", *map(str, arguments)])
-        try:
-            cli.run()
-            status = 0
-        except SystemExit as leaving:
-            status = leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else 1
-        printed = self._capsys.readouterr()
-        return status, printed.out, printed.err
-
-
-@pytest.fixture
-def mist(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Mist:
-    monkeypatch.setattr(_app.console, "_width", 200)  # wide enough for every table
-    return Mist(monkeypatch, capsys)
 
 
 def test_sweep_lists_every_trial_and_the_top_tenth(mist: Mist, tmp_path: Path) -> None:

@@ -1,0 +1,279 @@
+"""fit, predict, evaluate and export as a person uses them, on small files of their own."""
+
+import inspect
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mistrnn import FrameLabeler, SequenceClassifier, SequenceRegressor, cli
+from tests.cli.command import Mist
+from tests.cli.recordings import SMALL, USERS, frames, report_of, rows_of, write_folder, write_long
+
+
+@pytest.mark.parametrize("kind", ["csv", "npz"])
+def test_folder_with_labels_leads_to_predictions_and_a_report(mist: Mist, tmp_path: Path, kind: str) -> None:
+    data, model = write_folder(tmp_path / "in", kind), tmp_path / "model"
+    status, out, err = mist(
+        "fit", data, "--labels", data / "labels.csv", "--time-column", "t", "--group-column", "user", "--out", model,
+        "--hidden", 8, "--epochs", 15, "--learning-rate", 0.02,
+    )  # fmt: skip
+    assert status == 0, err
+    assert "24 recordings of" in out
+    assert "inputs: b, a" in out
+    assert "2 classes: 01 12, 02 12" in out
+    trained, held = (
+        set(re.findall(r"\d{3}", re.search(rf"{word}: .*\(user (.*)\)", out)[1])) for word in ("trained on", "held out")
+    )  # type: ignore[index]
+    assert trained | held == set(USERS)
+    assert trained
+    assert held
+    assert not trained & held
+    about = report_of(model)["about"]
+    assert {name[:3] for name in about["trained_on"]} == trained
+    assert {name[:3] for name in about["held_out"]} == held
+    assert report_of(model)["accuracy"] == 1.0
+    assert {"config.json", "model.safetensors", "reading.json", "report"} == {path.name for path in model.iterdir()}
+
+    status, out, err = mist("predict", model, data, "--out", tmp_path / "new" / "predictions.csv")
+    assert (status, err) == (0, "")
+    rows = rows_of(tmp_path / "new" / "predictions.csv")
+    assert list(rows[0]) == ["id", "label", "probability", "p_01", "p_02"]
+    assert [row["id"] for row in rows] == sorted(frames())
+    assert all(row["label"] == row["id"].split("-")[1] for row in rows)
+    assert all(abs(float(row["p_01"]) + float(row["p_02"]) - 1) < 1e-5 for row in rows)
+
+    status, out, err = mist("evaluate", model, data, "--labels", data / "labels.csv", "--out", tmp_path / "report")
+    assert (status, err) == (0, "")
+    assert "24 recordings: 100.0% right" in out
+    assert json.loads((tmp_path / "report" / "report.json").read_text())["accuracy"] == 1.0
+
+
+def test_long_table_with_row_labels_keeps_the_order_of_its_rows(mist: Mist, tmp_path: Path) -> None:
+    path, model = write_long(tmp_path / "long.parquet"), tmp_path / "model"
+    flags = ["--id-column", "rec", "--label-column", "row_label", "--time-column", "t", "--group-column", "user"]
+    status, out, err = mist("fit", path, *flags, "--columns", "a,b", "--out", model, *SMALL, "--piece-length", 30)
+    assert status == 0, err
+    assert "2 classes: high" in out
+    assert "Error near the" in out
+    figures = report_of(model)
+    assert figures["kind"] == "rows"
+    held = set(figures["about"]["held_out"])
+    assert figures["count"] == sum(frame.row_label.notna().sum() for name, frame in frames().items() if name in held)
+
+    status, _, err = mist("predict", model, path, "--out", tmp_path / "p.csv")
+    assert (status, err) == (0, "")
+    table, rows = pd.read_parquet(path), rows_of(tmp_path / "p.csv")
+    assert list(rows[0]) == ["id", "row", "t", "label", "probability", "p_high", "p_low"]
+    assert [row["id"] for row in rows] == table["rec"].tolist()
+    assert [int(row["row"]) for row in rows] == list(range(1, len(table) + 1))
+    assert [float(row["t"]) for row in rows] == table["t"].tolist()
+    # In the order of time, whatever that of the rows, the model says the same.
+    ordered = FrameLabeler.from_pretrained(model)
+    one = frames()["001-01-0"]
+    (expected,) = ordered.predict([one[["a", "b"]].to_numpy().T])
+    mine = sorted((float(row["t"]), row["label"]) for row in rows if row["id"] == "001-01-0")
+    assert [label for _, label in mine] == expected.tolist()
+
+    status, out, _ = mist("evaluate", model, path, "--out", tmp_path / "report")
+    assert status == 0
+    assert "labelled rows of 24 recordings" in out
+    assert (tmp_path / "report" / "longest-recording.png").exists()
+
+
+def test_label_column_of_recordings_may_be_one_label_each(mist: Mist, tmp_path: Path) -> None:
+    data = write_folder(tmp_path / "in", columns=("a", "label", "user"))
+    (data / "labels.csv").unlink()
+    flags = ["--label-column", "label", "--per-recording", "--group-column", "user"]
+    status, _, err = mist("fit", data, *flags, "--out", tmp_path / "model", *SMALL)
+    assert status == 0, err
+    assert isinstance(SequenceClassifier.from_pretrained(tmp_path / "model"), SequenceClassifier)
+    status, out, _ = mist("evaluate", tmp_path / "model", data, "--out", tmp_path / "report")
+    assert status == 0
+    assert "24 recordings: " in out
+
+
+def test_numbers_are_predicted_with_regress(mist: Mist, tmp_path: Path) -> None:
+    data = write_folder(tmp_path / "in", columns=("a", "b"))
+    labels = data / "labels.csv"
+    pd.DataFrame({"id": list(frames()), "score": [frame.a.mean() for frame in frames().values()]}).to_csv(
+        labels, index=False
+    )
+    flags = ["--labels", labels, "--label-column", "score", "--regress"]
+    status, out, err = mist("fit", data, *flags, "--out", tmp_path / "model", *SMALL)
+    assert status == 0, err
+    assert "mean absolute error" in out
+    assert report_of(tmp_path / "model")["kind"] == "numbers"
+    moved = labels.rename(tmp_path / "scores.csv")
+    assert mist("predict", tmp_path / "model", data, "--out", tmp_path / "p.csv")[0] == 0
+    rows = rows_of(tmp_path / "p.csv")
+    assert list(rows[0]) == ["id", "predicted"]
+    model = SequenceRegressor.from_pretrained(tmp_path / "model")
+    expected = model.predict([frames()[row["id"]][["a", "b"]].to_numpy().T for row in rows])
+    np.testing.assert_allclose([float(row["predicted"]) for row in rows], expected, rtol=1e-6)
+    status, out, _ = mist("evaluate", tmp_path / "model", data, "--labels", moved, "--out", tmp_path / "report")
+    assert status == 0
+    assert (tmp_path / "report" / "numbers.png").exists()
+    status, _, err = mist("evaluate", tmp_path / "model", data, "--out", tmp_path / "other")
+    assert status == 2
+    assert "expected --labels, because" in err
+
+
+def test_labels_that_are_whole_numbers_stay_numbers(mist: Mist, tmp_path: Path) -> None:
+    data = write_folder(tmp_path / "in", columns=("a",))
+    labels = pd.read_csv(data / "labels.csv")  # 01 becomes 1
+    labels.to_csv(data / "labels.csv", index=False)
+    assert mist("fit", data, "--labels", data / "labels.csv", "--out", tmp_path / "model", *SMALL)[0] == 0
+    assert SequenceClassifier.from_pretrained(tmp_path / "model").classes_.tolist() == [1, 2]
+
+
+def test_defaults_are_those_of_the_estimators() -> None:
+    flags = inspect.signature(cli.models.fit).parameters
+    own = FrameLabeler()
+    for flag, name in [("hidden", "hidden_size"), ("num_layers", "num_layers"), ("batch_size", "batch_size")]:
+        assert flags[flag].default == getattr(own, name)
+    assert flags["learning_rate"].default == own.learning_rate
+    assert (flags["layer"].default, flags["epochs"].default) == (own.layer, own.max_epochs)
+    assert own.piece_length == 1000
+
+
+def test_training_on_all_says_that_there_is_no_figure(mist: Mist, tmp_path: Path) -> None:
+    data = write_folder(tmp_path / "in", columns=("a",))
+    status, out, _ = mist(
+        "fit", data, "--labels", data / "labels.csv", "--test-share", 0, "--out", tmp_path / "m", *SMALL
+    )
+    assert status == 0
+    assert "trained on: all 24 recordings" in out
+    assert "there is no honest figure" in out
+    assert not (tmp_path / "m" / "report").exists()
+
+
+def test_inputs_are_standardised_by_the_training_part_alone(mist: Mist, tmp_path: Path) -> None:
+    data, model = write_folder(tmp_path / "in", columns=("a", "b")), tmp_path / "model"
+    command = ["fit", data, "--labels", data / "labels.csv", "--group-column", "user", "--out", model, *SMALL]
+    assert mist(*command)[0] == 0
+    trained = pd.concat([frames()[name] for name in report_of(model)["about"]["trained_on"]])[["a", "b"]]
+    everything = pd.concat(frames().values())[["a", "b"]]
+    stored = SequenceClassifier.from_pretrained(model).network_
+    np.testing.assert_allclose(stored.mean.numpy(), trained.mean(), rtol=1e-9)
+    np.testing.assert_allclose(stored.scale.numpy(), trained.std(ddof=0), rtol=1e-9)
+    assert not np.allclose(stored.mean.numpy(), everything.mean(), rtol=1e-4)
+    # A model in its place takes the report away: it would be about another one.
+    assert mist(*command, "--force", "--test-share", 0)[0] == 0
+    assert not list((model / "report").iterdir())
+
+
+def test_inputs_that_tell_nothing_or_too_much_are_said(mist: Mist, tmp_path: Path) -> None:
+    data = write_folder(tmp_path / "in", columns=("a",))
+    for number, path in enumerate(sorted(data.glob("0*.csv"))):
+        pd.read_csv(path).assign(still=5, age=number).to_csv(path, index=False)
+    _, _, err = mist("fit", data, "--labels", data / "labels.csv", "--out", tmp_path / "m", *SMALL)
+    assert "note: always the same in the training part, so nothing can be learnt from it: still." in err
+    assert "note: the same throughout each recording: age." in err
+
+
+def test_classes_that_are_too_rare_to_be_held_out_are_said(mist: Mist, tmp_path: Path) -> None:
+    data = write_folder(tmp_path / "in", columns=("a",))
+    labels = pd.read_csv(data / "labels.csv", dtype=str)
+    labels.loc[0, "label"] = "rare"
+    labels.to_csv(data / "labels.csv", index=False)
+    status, _, err = mist("fit", data, "--labels", data / "labels.csv", "--out", tmp_path / "m", *SMALL)
+    assert status == 0
+    assert "note: nothing that was held out is rare: too few recordings have it" in err
+
+
+def test_classes_of_no_group_that_was_held_out_are_said(mist: Mist, tmp_path: Path) -> None:
+    data = write_folder(tmp_path / "in", columns=("a",))
+    labels = pd.read_csv(data / "labels.csv", dtype=str)
+    labels.loc[(labels["user"] == "001") & (labels["label"] == "01"), "label"] = "own"
+    labels.to_csv(data / "labels.csv", index=False)
+    flags = ["--labels", data / "labels.csv", "--group-column", "user", "--out", tmp_path / "m"]
+    status, _, err = mist("fit", data, *flags, *SMALL)
+    assert status == 0
+    assert re.search(
+        r"note: nothing that was held out is own: no user that was held out has any, so it is not judged", err
+    )
+
+
+def test_one_group_alone_in_the_training_part_is_said(mist: Mist, tmp_path: Path) -> None:
+    data = write_folder(tmp_path / "in", columns=("a", "row_label", "user"))
+    for path in data.glob("003*"):
+        path.unlink()
+    (data / "labels.csv").unlink()
+    flags = ["--label-column", "row_label", "--group-column", "user"]
+    status, _, err = mist("fit", data, *flags, "--out", tmp_path / "m", *SMALL)
+    assert status == 0
+    assert "note: one user alone is trained on" in err
+
+
+def test_ctrl_c_stops_training_and_keeps_the_best_so_far(mist: Mist, tmp_path: Path) -> None:
+    data, model = write_folder(tmp_path / "in", columns=("a",)), tmp_path / "model"
+    arguments = ["fit", data, "--labels", data / "labels.csv", "--out", model, "--hidden", 6, "--epochs", 1_000_000]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mistrnn", *map(str, arguments)], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    with process:
+        assert process.stdout
+        while not process.stdout.readline().startswith("held out"):
+            pass
+        time.sleep(2)
+        assert not model.exists()  # nothing is written before the end
+        process.send_signal(signal.SIGINT)
+        out = process.stdout.read()
+        assert process.wait(timeout=60) == 130
+    assert "stopping after this epoch (once more breaks off at once)" in out
+    assert out.splitlines()[-1] == "stopped by Ctrl-C; the model is the best so far."
+    assert "Traceback" not in out
+    assert report_of(model)["about"]["stopped_by_ctrl_c"] is True
+    (data / "labels.csv").unlink()
+    assert mist("predict", model, data, "--out", tmp_path / "p.csv")[0] == 0
+
+
+def test_export_writes_a_graph(mist: Mist, tmp_path: Path, fitted: tuple[Path, Path]) -> None:
+    pytest.importorskip("mistrnn.estimators.export")
+    pytest.importorskip("onnx")
+    path = tmp_path / "model.onnx"
+    status, out, err = mist("export", fitted[0], "--onnx", path)
+    assert status == 0, err
+    assert out == f"{path}\n"
+    assert path.stat().st_size > 1000
+    assert mist("export", fitted[0], "--onnx", path)[0] == 2
+    assert mist("export", fitted[0], "--onnx", path, "--force")[0] == 0
+    (tmp_path / "mine.csv").write_text("mine")
+    status, _, err = mist("export", fitted[0], "--onnx", tmp_path / "mine.csv", "--force")
+    assert status == 2
+    assert "mine.csv: expected a name that ends in .onnx, because only such a file is overwritten" in err
+    assert (tmp_path / "mine.csv").read_text() == "mine"
+
+
+def test_missing_packages_are_named(mist: Mist, monkeypatch: pytest.MonkeyPatch, fitted: tuple[Path, Path]) -> None:
+    for name in (
+        "mistrnn.cli._own_data",
+        "mistrnn.cli._labelled",
+        "mistrnn.cli._model_folder",
+        "mistrnn.tables",
+        "mistrnn.tables._read",
+    ):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setattr(cli, "_own_data", None, raising=False)
+    status, _, err = mist("predict", fitted[0], fitted[1], "--out", "p.csv")
+    assert status == 2
+    assert "`mist predict` needs pyarrow, which is not installed: pip install 'mistrnn[estimators]'." in err
+
+
+def test_guide_names_only_flags_that_exist() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text()
+    known = set()
+    for command in (cli.models.fit, cli.models.predict, cli.models.evaluate, cli.models.stream, cli.models.export):
+        known |= {f"--{name.replace('_', '-')}" for name in inspect.signature(command).parameters}
+    assert set(re.findall(r"--[a-z][a-z-]+", guide)) - known == {"--help"}
