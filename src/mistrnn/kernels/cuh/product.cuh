@@ -36,8 +36,12 @@ template <int PHASE> DEVICE Real weight_at(const Arguments& args, long e, int ct
 
 DEVICE int unit_at(int place);  // of u
 
-// The weight by which delay d of a softmax reads a unit, of MIST; 0 if there are not so many.
+// The weight by which delay d of a softmax reads a unit; 0 if there are not so many. Only MIST has one.
+#if EXTRA_WIDTH > 0
 DEVICE Real softmax_weight(const Arguments& args, long e, int d, int unit);
+#else
+DEVICE Real softmax_weight(const Arguments&, long, int, int) { return 0; }
+#endif
 
 // What the softmax of MIST reads of a warp's own units, and backwards what it sends to them.
 struct Softmax {

@@ -3,15 +3,7 @@
 // All groups are computed at all steps, and those that do not tick keep their state.
 #pragma once
 
-#include "kernels/cuh/recurrence.cuh"
-
-struct ClockworkGates {
-  static constexpr int kGates = 1, kGradients = 1, kExtra = 0, kGroups = kNorm ? D : 1;
-  static constexpr int kSaved = 1, kFresh = 0, kState = -1;  // the record: the new state
-  static constexpr bool kPublishesAll = false;
-  static METHOD constexpr int gate_row(int) { return 0; }
-  static METHOD constexpr int gradient_column(int) { return 0; }
-};
+#include "kernels/cuh/one_gate.cuh"
 
 DEVICE int period(int unit) {
   int found = 1;
@@ -26,23 +18,18 @@ DEVICE int remainder(long clock, int period) {
   return ((high + period) * wrapped + low) % period;
 }
 
-struct Clockwork : Gates<ClockworkGates> {
+struct Clockwork : OneGateCell {
   // Of each value: its unit's period times 2^16, plus its sequence's clock modulo that period.
   unsigned clocks[kValues];
 
   METHOD void begin(Block& k) {
-    Gates<ClockworkGates>::begin(k);
+    OneGateCell::begin(k);
     EACH_VALUE {
       const int j = row_of(i), own = period(k.unit + unit_of(i));
       const long clock = k.in_batch(j) ? k.args.clock[k.e * k.args.clock_trial + k.row + sequence_of(j)] : 0;
       const long first = BACKWARD ? clock + k.args.T - 1 : clock;
       clocks[i] = (unsigned)own << 16 | (unsigned)remainder(first, own);
     }
-  }
-  METHOD int first_step(Block&) { return 0; }
-  template <int PHASE> METHOD void read_ahead(Block& k, int s) {
-    if (BACKWARD) load(k, s - 1);
-    else k.load_x(s);
   }
   // Whether a unit ticks at this step, asked once for each step: the clock moves on.
   METHOD bool ticks(Block& k, int s, int i) {
@@ -61,44 +48,20 @@ struct Clockwork : Gates<ClockworkGates> {
     EACH_VALUE v[i] = ticks(k, s, i) ? tanh_of(v[i]) : h[i];  // (1) (2)
     new_state(k, s, v);
   }
-  METHOD void finish(Block& k, Real (&z)[1][kValues]) {
-    if (BACKWARD) finish_backward(k, z[0]);
-    else finish_forward(k);
-  }
-
-  Values state, outer;  // read one step ahead
-
-  METHOD void load(Block& k, int s) {
-    if (s < 0) return;
-    load_all(k.record(s, 0), state);
-    load_outer(k, s, outer);
-    k.load_x(s);
-  }
-  METHOD void begin_backward(Block& k) {
-    Gates<ClockworkGates>::begin_backward(k);
-    load(k, (int)k.args.T - 1);
-  }
   template <int PHASE> METHOD void backward(Block& k, int s, Real (&z)[1][kValues]) {
     Values& dh = z[0];
-    sent_back(k, s, dh);
-    EACH_VALUE dh[i] += outer[i];
-    split_kept(k, s, dh);
+    gather(k, s, dh);
     EACH_VALUE {
       const bool ticked = ticks(k, s, i);
       if (!ticked) h[i] += dh[i];                                    // (2')
       dh[i] = ticked ? dh[i] * (1 - state[i] * state[i]) : Real(0);  // (1')
     }
-    norm_backward(k, s, 0, dh);
-    clear_padding(k, s, dh);
-    k.publish(0, dh);
-    k.arrive();
-    gradient(k, s, 0, dh);
+    hand_on(k, s, dh);
   }
 };
 
 template <int PHASE> DEVICE Real weight_at(const Arguments& args, long e, int cta, int block, int local, int k) {
   const int own = cta * kUnits + local, other = unit_at(k);
   if (own >= H || other < 0 || period(BACKWARD ? other : own) > period(BACKWARD ? own : other)) return 0;  // severed
-  return gate_weight<ClockworkGates>(args, e, cta, block, local, k);
+  return gate_weight<OneGate>(args, e, cta, block, local, k);
 }
-DEVICE Real softmax_weight(const Arguments&, long, int, int) { return 0; }

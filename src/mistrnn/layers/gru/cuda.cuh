@@ -99,4 +99,3 @@ struct Gru : Gates<GruGates> {
 template <int PHASE> DEVICE Real weight_at(const Arguments& args, long e, int cta, int block, int local, int k) {
   return gate_weight<GruGates>(args, e, cta, block, local, k);
 }
-DEVICE Real softmax_weight(const Arguments&, long, int, int) { return 0; }

@@ -112,4 +112,3 @@ struct Lstm : Gates<LstmGates> {
 template <int PHASE> DEVICE Real weight_at(const Arguments& args, long e, int cta, int block, int local, int k) {
   return gate_weight<LstmGates>(args, e, cta, block, local, k);
 }
-DEVICE Real softmax_weight(const Arguments&, long, int, int) { return 0; }

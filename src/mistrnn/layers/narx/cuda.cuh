@@ -141,4 +141,3 @@ template <int PHASE> DEVICE Real weight_at(const Arguments& args, long e, int ct
   if (own >= H || other < 0) return 0;
   return BACKWARD ? element(args, e, other, block * H + own, D * H) : element(args, e, own, block * H + other, D * H);
 }
-DEVICE Real softmax_weight(const Arguments&, long, int, int) { return 0; }

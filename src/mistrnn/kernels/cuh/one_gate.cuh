@@ -1,0 +1,52 @@
+// What the simple RNN and the Clockwork RNN share: one gate, which makes the new state.
+#pragma once
+
+#include "kernels/cuh/recurrence.cuh"
+
+struct OneGate {
+  static constexpr int kGates = 1, kGradients = 1, kExtra = 0;
+  static constexpr int kGroups = kNorm && D > 0 ? D : 1;     // each group of a Clockwork RNN is normalised by itself
+  static constexpr int kSaved = 1, kFresh = 0, kState = -1;  // the record: the new state
+  static constexpr bool kPublishesAll = false;
+  static METHOD constexpr int gate_row(int) { return 0; }
+  static METHOD constexpr int gradient_column(int) { return 0; }
+};
+
+struct OneGateCell : Gates<OneGate> {
+  METHOD int first_step(Block&) { return 0; }
+  template <int PHASE> METHOD void read_ahead(Block& k, int s) {
+    if (BACKWARD) load(k, s - 1);
+    else k.load_x(s);
+  }
+  METHOD void finish(Block& k, Real (&z)[1][kValues]) {
+    if (BACKWARD) finish_backward(k, z[0]);
+    else finish_forward(k);
+  }
+
+  Values state, outer;  // read one step ahead
+
+  METHOD void load(Block& k, int s) {
+    if (s < 0) return;
+    load_all(k.record(s, 0), state);
+    load_outer(k, s, outer);
+    k.load_x(s);
+  }
+  METHOD void begin_backward(Block& k) {
+    Gates<OneGate>::begin_backward(k);
+    load(k, (int)k.args.T - 1);
+  }
+  // dh becomes the gradient of the new state, from all that has read it.
+  METHOD void gather(Block& k, int s, Values& dh) {
+    sent_back(k, s, dh);
+    EACH_VALUE dh[i] += outer[i];
+    split_kept(k, s, dh);
+  }
+  // And dz goes to the earlier state and to the weights.
+  METHOD void hand_on(Block& k, int s, Values& dz) {
+    norm_backward(k, s, 0, dz);
+    clear_padding(k, s, dz);
+    k.publish(0, dz);
+    k.arrive();
+    gradient(k, s, 0, dz);
+  }
+};
