@@ -43,13 +43,19 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def errors(
-    layer: RecurrentLayer, parts: int, steps: int, batch: int, launch: Launch | None = None, **call: Any
+    layer: RecurrentLayer,
+    parts: int,
+    steps: int,
+    batch: int,
+    launch: Launch | None = None,
+    capability: int = 90,
+    **call: Any,
 ) -> dict[str, float]:
     """What is further from the plain form in float64 than the parts allow."""
     call.setdefault("probed", parts != 2)  # kernels of both kinds
     exact = measure(layer, "plain", torch.float64, steps, batch, **call)
     with pytest.MonkeyPatch.context() as patch:
-        emulate(patch, parts or None, launch)
+        emulate(patch, parts or None, launch, capability)
         found = measure(layer, "fused", torch.float32 if parts else torch.float64, steps, batch, **call)
     assert found.keys() == exact.keys()
     far = {name: relative_error(found[name], exact[name]) for name in exact}

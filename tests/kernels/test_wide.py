@@ -36,16 +36,33 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[WideVariant]:
     return seen
 
 
-def errors(layer: RecurrentLayer, parts: int, steps: int, batch: int) -> dict[str, float]:
-    return emulated.errors(layer, parts, steps, batch, probed=False)
+def errors(layer: RecurrentLayer, parts: int, steps: int, batch: int, capability: int = 90) -> dict[str, float]:
+    return emulated.errors(layer, parts, steps, batch, capability=capability, probed=False)
 
 
 @on_linux
 @every_cell
-@pytest.mark.parametrize("parts", [1, 2, 3])
-def test_outputs_states_and_gradients_are_those_of_the_plain_form(name: str, parts: int, runs: list[Any]) -> None:
-    assert errors(emulated.sized(name, 128), parts, 5, 9) == {}
-    assert [variant.problem.backward for variant in runs] == [False, True]
+@pytest.mark.parametrize(
+    ("capability", "parts", "grouped"), [(90, 1, True), (90, 2, True), (90, 3, False), (100, 2, False)]
+)
+def test_outputs_states_and_gradients_are_those_of_the_plain_form(
+    name: str, capability: int, parts: int, grouped: bool, runs: list[Any]
+) -> None:
+    assert errors(emulated.sized(name, 128), parts, 5, 9, capability) == {}
+    assert [(variant.problem.backward, variant.grouped) for variant in runs] == [(False, grouped), (True, grouped)]
+
+
+@every_cell
+@pytest.mark.parametrize(("trials", "batch"), [(11, 100), (17, 100), (50, 100), (100, 100), (30, 64), (600, 40)])
+def test_all_blocks_between_products_are_on_the_gpu_at_once(name: str, trials: int, batch: int) -> None:
+    for backward in (False, True):
+        variant = wide_variant(problem(name, backward, 512), trials, batch, 90, 132)
+        assert variant.blocks(batch) * variant.sequences >= batch
+        at_once = 132 * 512 // variant.step_threads
+        assert variant.blocks(batch) * trials <= at_once or variant.sequences == 25
+        assert (
+            variant.sequences == 1 or -(-batch // (variant.sequences - 1)) * trials > at_once
+        )  # and no more than need be
 
 
 @on_linux
