@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from mistrnn import __main__, __version__
+from mistrnn import MIST, __main__, __version__
+from mistrnn.analysis import attention
+from mistrnn.tasks import make_task
+from mistrnn.training import Recorded
 from mistrnn.training.group import Group
 from tests.cli.command import Mist
 from tests.tasks.idx_files import write_mnist
@@ -50,7 +54,7 @@ def test_sweep_lists_every_trial_and_the_top_tenth(mist: Mist, tmp_path: Path) -
     for row in rows:
         assert re.search(rf"^{row['trial']} +{row['learning_rate']:.5f} +{row['val_error']:.4f}", out, re.MULTILINE)
     assert out.count("top 10%") == 1
-    assert re.search(r"mist 6 on copy: test error rate 0\.\d+ ± 0.0000, log10 learning rate .*top 1 of 4 trials", out)
+    assert re.search(r"mist 6 on copy: test error rate 0\.\d+, log10 learning rate -?\d.\d+ \(top 1 of 4 trials", out)
 
 
 def test_same_command_again_only_shows_and_a_changed_one_is_refused(mist: Mist, tmp_path: Path) -> None:
@@ -160,7 +164,7 @@ def test_permuted_mnist_runs_from_files(mist: Mist, tmp_path: Path) -> None:
             ["copy", "--layer", "lstm", "--delays", "3"],
             "lstm: expected no delays, because they belong to mist and narx.",
         ),
-        (["copy", "--seed", "99999999999999999999"], "expected seed between 0 and 2^31 - 1"),
+        (["copy", "--seed", "99999999999999999999"], "expected seed to be a whole number between 0 and 2^31 - 1"),
         (["copy", "--device", "mps"], "expected device auto, cpu or cuda, got 'mps'."),
         (["copy", "--device", "cuda:99"], "expected a CUDA device for 'cuda:99', but torch"),
         (["copy", "--delay", "100000000000"], "the data of copy would not fit into memory"),
@@ -332,6 +336,29 @@ def test_attention_of_a_study_is_drawn(mist: Mist, tmp_path: Path) -> None:
     assert (status, err) == (2, "mist: expected a study of a MIST layer, because others have no mixture, got rnn.\n")
 
 
+def test_attention_is_that_of_each_sequence_without_its_padding(mist: Mist, tmp_path: Path) -> None:
+    data, study = tmp_path / "prepared", tmp_path / "study"
+    assert mist("data", "mobiact", "--from", write_mobiact(tmp_path / "mobiact"), "--dir", data)[0] == 0
+    small = ["--data", data, "--hidden", 6, "--delays", 3, "--batch-size", 5, "--steps", 2, "--validate-every", 2]
+    assert mist("train", "mobiact", *small, "--learning-rate", 0.1, "--out", study)[0] == 0
+    status, out, _ = mist("attention", study, "--data", data, "--out", tmp_path / "pictures", "--examples", 9)
+    assert status == 0
+    task, recorded = make_task("mobiact", data=data), Recorded(str(study))
+    layer = recorded.model(recorded.best_trial(), task).eval().layer
+    assert isinstance(layer, MIST)
+    lengths = task.lengths("test", torch.arange(9)).tolist()
+    inputs = [task.batch("test", torch.tensor([k]))[0][:length] for k, length in enumerate(lengths)]
+    assert len(set(lengths)) > 1
+    alone = [attention(layer, one)[-1, :, 0] for one in inputs]  # [T, D] each
+    for delay, share in zip(layer.delays, torch.cat(alone).mean(0).tolist(), strict=True):
+        assert f"delay {delay:>5}: {share:6.1%}\n" in out
+    _, *rows = (tmp_path / "pictures" / "attention.csv").read_text().splitlines()
+    assert len(rows) == max(lengths) < len(task.batch("test", torch.arange(9))[0])  # batches are padded further
+    for step, row in enumerate(rows):
+        mean = torch.stack([one[step] for one in alone if step < len(one)]).mean(0)
+        assert [float(value) for value in row.split(",")[1:4]] == pytest.approx(mean.tolist(), rel=1e-5)
+
+
 def test_figure1_is_made(mist: Mist, tmp_path: Path) -> None:
     status, out, _ = mist("reproduce", "figure1", "--out", tmp_path)
     assert status == 0
@@ -360,7 +387,7 @@ def test_table1_shortened_says_so_and_ends_with_a_page(mist: Mist, tmp_path: Pat
     row = r"^Simple RNN, 198 units +[\d.]+ ± [\d.]+ +-?\d.\d+ ± [\d.]+ +12.90 ± 0.80 +-2.27 ± 0.10 +not comparable: 2 trials"
     assert re.search(row, out, re.M)
     assert "on files that are not the published ones" in (tmp_path / "t" / "report.html").read_text()
-    assert re.search(r"^  Simple RNN, 198 units, seed 1 alone: [\d.]+ ± 0.00$", out, re.M)
+    assert re.search(r"^  Simple RNN, 198 units, seed 1 alone: [\d.]+$", out, re.M)
     assert "Shortened: 2 trials instead of 50 and 1 steps instead of 15,000." in out
     assert out.splitlines()[-1] == f"report: {tmp_path / 't' / 'report.html'}"
     assert "12.90 ± 0.80" in (tmp_path / "t" / "report.html").read_text()
@@ -387,7 +414,7 @@ def test_recorded_data_is_prepared_and_its_tables_say_what_it_is(mist: Mist, tmp
     assert (status, err) == (0, "")
     assert "HAPT, standing in for MobiAct: test error of the top 10% by validation" in out
     assert "published" not in out
-    assert re.search(r"^LSTM, 100 units +[\d.]+ ± 0.00 ", out, re.M)
+    assert re.search(r"^LSTM, 100 units +[\d.]+ +-?\d", out, re.M)
     assert "Shortened: 2 trials instead of 50 and 2 steps instead of 2,000." in out
     assert (tmp_path / "t4" / "pictures" / "confusion.csv").exists()
     assert not (tmp_path / "t4" / "pictures" / "over-time.csv").exists()  # one label for each segment

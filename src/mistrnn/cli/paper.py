@@ -25,7 +25,7 @@ from mistrnn.report import (
 )
 from mistrnn.tasks import Task, make_task
 from mistrnn.tasks._recordings import RecordingTask
-from mistrnn.training import Model, Recorded, Study, run_study, study_task
+from mistrnn.training import Model, Recorded, Study, plus_minus, run_study, study_task
 
 Rows = Annotated[str | None, typer.Option("--rows", help="Only these rows, such as mist-139,lstm-100.")]
 Trials = Annotated[int | None, typer.Option("--trials", help="Fewer trials than the paper's 50.")]
@@ -224,7 +224,7 @@ def _print_comparisons(title: str, results: list[tuple[Row, Comparison]], *, pub
 
 
 def _pair(values: tuple[float, float] | None) -> str:
-    return f"{values[0]:.2f} ± {values[1]:.2f}" if values else "-"
+    return plus_minus(*values, 2) if values else "-"
 
 
 @reproduce_app.command("figure1")

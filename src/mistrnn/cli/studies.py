@@ -58,7 +58,7 @@ from mistrnn.tasks.hapt import prepare_hapt
 from mistrnn.tasks.mobiact import prepare_mobiact
 from mistrnn.tasks.surgical import prepare_surgical
 from mistrnn.tasks.timit import prepare_timit
-from mistrnn.training import Study, run_study, study_task, summarise
+from mistrnn.training import Study, plus_minus, run_study, study_task, summarise
 from mistrnn.training.cluster import RayEngine
 from mistrnn.training.embedded import Engine
 from mistrnn.training.processes import process_rank
@@ -320,12 +320,12 @@ def _print_trials(study: Study, rows: list[dict[str, Any]], data_note: str) -> N
         )
     console.print(table)
     if summary.top:
-        (error, error_spread), (rate, rate_spread) = summary.test_error, summary.log10_learning_rate
         name = TASKS[study.task].error_name
         print(
-            f"{study.layer} {study.hidden} on {study.task}: test {name} {error:.4f} ± {error_spread:.4f}, "
-            f"log10 learning rate {rate:.2f} ± {rate_spread:.2f} (top {len(summary.top)} of {summary.trials} trials, "
-            f"{summary.diverged} diverged{f', {summary.stopped} stopped early' if summary.stopped else ''})"
+            f"{study.layer} {study.hidden} on {study.task}: test {name} {plus_minus(*summary.test_error, 4)}, "
+            f"log10 learning rate {plus_minus(*summary.log10_learning_rate, 2)} "
+            f"(top {len(summary.top)} of {summary.trials} trials, {summary.diverged} diverged"
+            f"{f', {summary.stopped} stopped early' if summary.stopped else ''})"
         )
     if data_note:
         print(data_note)

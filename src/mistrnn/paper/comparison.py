@@ -177,8 +177,9 @@ def resampled(
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return mean and spread of the top 10%'s error, and of its log10 learning rate, over random samples of so many trials.
 
-    One sweep's top 5 of 50 scatter: this says around what, and how much. Samples are drawn with replacement, because without
-    it they would be more alike than sweeps are; they are the same each time.
+    One sweep's top 5 of 50 scatter: this says around what, and how much. The mean is over samples without replacement: with
+    it a sample has fewer different trials than a sweep, and worse best ones. The spread is over samples with replacement:
+    without it they would be more alike than sweeps are. They are the same each time.
 
     >>> ok = {"status": "ok", "learning_rate": 0.1}
     >>> trials = [{"trial": k, "val_error": k / 20, "test_error": k / 20, **ok} for k in range(20)]
@@ -186,20 +187,20 @@ def resampled(
     >>> 0.03 < error < 0.07, spread > 0
     (True, True)
     """
-    draw = random.Random(0)
-    errors, rates = [], []
-    for _ in range(resamples):
-        summary = summarise(draw.choices(list(trials), k=size))
-        if summary.top:
-            errors.append(summary.test_error[0])
-            rates.append(summary.log10_learning_rate[0])
-    return _mean_and_spread(errors), _mean_and_spread(rates)
+    draw, pool = random.Random(0), list(trials)
+    different = [summarise(draw.sample(pool, min(size, len(pool)))) for _ in range(resamples)]
+    repeated = [summarise(draw.choices(pool, k=size)) for _ in range(resamples)]
+    return (
+        _mean_and_spread([one.test_error[0] for one in different], [one.test_error[0] for one in repeated]),
+        _mean_and_spread(
+            [one.log10_learning_rate[0] for one in different], [one.log10_learning_rate[0] for one in repeated]
+        ),
+    )
 
 
-def _mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
-    if not values:
-        return math.nan, math.nan
-    return statistics.fmean(values), statistics.pstdev(values)
+def _mean_and_spread(different: Sequence[float], repeated: Sequence[float]) -> tuple[float, float]:
+    known = [[value for value in values if not math.isnan(value)] for values in (different, repeated)]
+    return (statistics.fmean(known[0]), statistics.pstdev(known[1])) if all(known) else (math.nan, math.nan)
 
 
 def chosen_rows(rows: Sequence[Row], keys: Sequence[str] | None) -> list[Row]:

@@ -3,6 +3,7 @@
 Tables and words are made here and stand in the file; charts are drawn by `template/page.js` from data beside them.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from mistrnn.report import charts
 from mistrnn.report._files import refused
 from mistrnn.report.collected import Found, collect
 from mistrnn.tasks import TASKS
+from mistrnn.training import plus_minus
 
 PARTS = Path(__file__).parent / "template"
 NOTHING = "\N{EN DASH}"
@@ -119,7 +121,7 @@ def percent(value: float | None, spread: float | None = None) -> str:
     """Return an error rate as a person writes it."""
     if value is None:
         return NOTHING
-    return f"{100 * value:.2f}" + ("" if spread is None else f" ± {100 * spread:.2f}")
+    return plus_minus(100 * value, None if spread is None else 100 * spread, 2)
 
 
 def error_text(found: Found, value: float | None, spread: float | None = None) -> str:
@@ -128,7 +130,7 @@ def error_text(found: Found, value: float | None, spread: float | None = None) -
         return percent(value, spread)
     if value is None:
         return NOTHING
-    return f"{value:.4g}" + ("" if spread is None else f" ± {spread:.2g}")
+    return f"{value:.4g}" + ("" if spread is None or math.isnan(spread) else f" ± {spread:.2g}")
 
 
 def label(found: Found) -> str:
@@ -174,7 +176,7 @@ def _paper_table(
     columns += ["log10 learning rate, published", "seeds: top 10% of each", "diverged"]
     caption = (
         "Test error of the top 10% of trials by validation error, in percent: mean ± deviation over them, as published. "
-        "Of several seeds: mean ± deviation of that mean over random samples of 50 of all their trials."
+        "Of several seeds: the mean of that over random samples of 50 of all their trials, and how much it scatters."
     )
     return {
         "title": title,
@@ -200,11 +202,8 @@ def _comparison_cells(result: Comparison, anchors: dict[int, str]) -> list[Cell]
         Cell(percent(published.error, published.deviation), published.error),
         Cell(f"{100 * result.difference:+.2f}" if result.difference is not None else NOTHING, result.difference),
         Cell(result.verdict, result.verdict),
-        Cell(f"{rate[0]:.2f} ± {rate[1]:.2f}" if rate else NOTHING, rate[0] if rate else None),
-        Cell(
-            f"{their_rate[0]:.2f} ± {their_rate[1]:.2f}" if their_rate else NOTHING,
-            their_rate[0] if their_rate else None,
-        ),
+        Cell(plus_minus(*rate, 2) if rate else NOTHING, rate[0] if rate else None),
+        Cell(plus_minus(*their_rate, 2) if their_rate else NOTHING, their_rate[0] if their_rate else None),
         Cell("", None, parts=each),
         Cell(f"{diverged} of {sum(len(seed.trials) for seed in result.seeds)}", diverged),
     ]
@@ -289,7 +288,7 @@ def _study_cells(found: Found, anchor: str) -> list[Cell]:
         Cell(f"{parameters:,}" if parameters else NOTHING, parameters),
         Cell(error_text(found, *error) if summary.top else NOTHING, error[0] if summary.top else None),
         Cell(error_text(found, best), best),
-        Cell(f"{rate[0]:.2f} ± {rate[1]:.2f}" if summary.top else NOTHING, rate[0] if summary.top else None),
+        Cell(plus_minus(*rate, 2) if summary.top else NOTHING, rate[0] if summary.top else None),
         Cell(f"{found.run.finished} of {found.study.trials}", found.run.finished),
         Cell(str(summary.diverged), summary.diverged),
         Cell(f"{found.study.total_steps:,}", found.study.total_steps),

@@ -26,9 +26,9 @@ class Addition(Task):
     error_name = "squared error"
 
     def __init__(self, length: int = 200, seed: int = 0) -> None:
-        if length < 2 or length % 2:
+        if type(length) is not int or length < 2 or length % 2:
             raise UsageError(
-                f"addition: expected length to be a positive even number, because each half has a marked value, got {length}."
+                f"addition: expected length to be a positive even number, because each half has a marked value, got {length!r}."
             )
         self.steps = length
         self.input_size, self.output_size = 2, 1

@@ -30,9 +30,9 @@ class Copy(Task):
     validation_interval = 25
 
     def __init__(self, delay: int = 100, seed: int = 0) -> None:
-        if delay < 10 or delay % 10:
+        if type(delay) is not int or delay < 10 or delay % 10:
             raise UsageError(
-                f"copy: expected delay to be a positive multiple of 10, because delay / 10 symbols are copied, got {delay}."
+                f"copy: expected delay to be a positive multiple of 10, because delay / 10 symbols are copied, got {delay!r}."
             )
         self.delay, self.length = delay, delay // 10
         self.steps = delay + 2 * self.length

@@ -40,8 +40,8 @@ class SequentialMNIST(Task):
                 f"{self.name}: expected at least 10 training images, to validate on a tenth, got {len(train_images)}."
             )
         pixels = train_images[0].numel()
-        if last_pixels is not None and not 1 <= last_pixels <= pixels:
-            raise UsageError(f"{self.name}: expected last_pixels between 1 and {pixels}, got {last_pixels}.")
+        if last_pixels is not None and (type(last_pixels) is not int or not 1 <= last_pixels <= pixels):
+            raise UsageError(f"{self.name}: expected last_pixels between 1 and {pixels}, got {last_pixels!r}.")
         places = np.random.RandomState(0).permutation(pixels) if self.permuted else np.arange(pixels)
         order = torch.from_numpy(places[-last_pixels:] if last_pixels else places)
         self.steps, self.input_size, self.output_size = len(order), 1, 10

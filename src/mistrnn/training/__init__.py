@@ -5,7 +5,7 @@ from mistrnn.training.ledger import Interrupted, Progress
 from mistrnn.training.model import Model
 from mistrnn.training.recorded import Recorded
 from mistrnn.training.study import Study
-from mistrnn.training.sweep import Summary, run_study, study_task, summarise
+from mistrnn.training.sweep import Summary, plus_minus, run_study, study_task, summarise
 
 __all__ = [
     "Interrupted",
@@ -15,6 +15,7 @@ __all__ = [
     "Recorded",
     "Study",
     "Summary",
+    "plus_minus",
     "run_study",
     "study_task",
     "summarise",

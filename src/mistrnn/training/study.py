@@ -99,8 +99,8 @@ class Study:
                 "expected either truncate or checkpoint_segments, because one cuts gradients to save memory and the other "
                 f"keeps them whole, got truncate={self.truncate} and checkpoint_segments={self.checkpoint_segments}."
             )
-        if not 0 <= self.seed < 2**31:
-            raise UsageError(f"expected seed between 0 and 2^31 - 1, got {self.seed}.")
+        if type(self.seed) is not int or not 0 <= self.seed < 2**31:
+            raise UsageError(f"expected seed to be a whole number between 0 and 2^31 - 1, got {self.seed!r}.")
         for name, known in (
             ("optimizer", OPTIMIZERS),
             ("schedule", SCHEDULES),
@@ -112,6 +112,12 @@ class Study:
                 raise UsageError(f"expected {name} among {', '.join(known)}, got {getattr(self, name)!r}.")
         if self.early_stop is not None and self.early_stop not in EARLY_STOPS:
             raise UsageError(f"expected early_stop among {', '.join(EARLY_STOPS)} or none, got {self.early_stop!r}.")
+        for name in ("learning_rate", "weight_decay", "momentum", "readout_dropout"):
+            value = getattr(self, name)
+            if value is None and name == "learning_rate":
+                continue
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise UsageError(f"expected {name} to be a number, got {value!r}.")
         if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
             raise UsageError(f"expected learning_rate > 0, got {self.learning_rate}.")
         if not 0 <= self.weight_decay < math.inf:
@@ -130,6 +136,9 @@ class Study:
                 f"expected one direction with {pieces[0]}, because the second reads from the end and would begin each piece "
                 "without what comes after it."
             )
+        for name in ("batch_first", "device", "dtype"):
+            if name in self.layer_options:
+                raise UsageError(f"expected no {name} among layer_options, because it is the study's own business.")
         random = [name for name in ("zoneout", "recurrent_dropout", "dropout") if self.layer_options.get(name)]
         if random:
             raise UsageError(
@@ -139,6 +148,14 @@ class Study:
             layer_class(self.layer)(1, self.hidden, **{**self.layer_options, "device": "meta"})
         except (ValueError, TypeError, RuntimeError) as error:
             raise UsageError(str(error)) from error
+        for name in ("task_settings", "layer_options"):
+            try:
+                json.dumps(getattr(self, name), allow_nan=False)
+            except (ValueError, TypeError) as error:
+                raise UsageError(
+                    f"expected {name} that JSON can hold (numbers, words, lists), because a study's folder keeps them, got "
+                    f"{getattr(self, name)!r} ({error})."
+                ) from error
 
     def _at_least_one(self, name: str) -> None:
         value = getattr(self, name)

@@ -145,4 +145,14 @@ def summarise(rows: Sequence[dict[str, Any]]) -> Summary:
 def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
     if not values:
         return math.nan, math.nan
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan
+
+
+def plus_minus(value: float, spread: float | None, digits: int) -> str:
+    """Return a mean with its deviation as a person writes them; of one trial alone there is none.
+
+    >>> plus_minus(0.5, 0.125, 2), plus_minus(0.5, math.nan, 2)
+    ('0.50 ± 0.12', '0.50')
+    """
+    of_several = spread is not None and not math.isnan(spread)
+    return f"{value:.{digits}f}" + (f" ± {spread:.{digits}f}" if of_several else "")
