@@ -9,7 +9,7 @@ from torch.func import jacrev
 from torch.utils.checkpoint import checkpoint
 
 from mistrnn.analysis import gradient_norms, reach
-from mistrnn.layers import MIST, RNN, RecurrentLayer
+from mistrnn.layers import LAYERS, MIST, RNN, RecurrentLayer
 from tests.layers.cases import REGULARISERS, as_tuple, every_layer, seeded, small
 
 STEPS, BATCH = 12, 3
@@ -305,6 +305,67 @@ def test_unbatched_packed_and_batch_first_input() -> None:
     packed = nn.utils.rnn.pack_sequence(list(input))
     again = gradient_norms(layer, packed, lambda result: result[1][0].sum())
     torch.testing.assert_close(again.h, batched.h)
+
+
+class InTwo(nn.Module):
+    """A layer that is called twice, with or without its state handed on."""
+
+    def __init__(self, layer: nn.Module, handed_on: bool, directly: bool = False, **options: Any) -> None:
+        super().__init__()
+        self.layer, self.handed_on, self.directly, self.options = layer, handed_on, directly, options
+
+    def forward(self, input: Tensor) -> Tensor:
+        call = self.layer.forward if self.directly else self.layer
+        first, state = call(input[:5])
+        second, _ = call(input[5:], *((state,) if self.handed_on else ()), **self.options)
+        return first[-1].sum() + second[-1].sum()
+
+
+LAYER_KINDS = [*LAYERS.values(), nn.RNN, nn.LSTM, nn.GRU]
+AFRESH = "expected layer to run once over the sequence, or piece after piece with its state handed on, got a later call without"
+
+
+@pytest.mark.parametrize("kind", LAYER_KINDS)
+@pytest.mark.parametrize("directly", [False, True])
+def test_a_layer_runs_in_pieces_with_its_state_handed_on_and_not_without(kind: Any, directly: bool) -> None:
+    with seeded(8):
+        layer, input = kind(3, 8).double(), torch.randn(9, 2, 3).double()
+    expected = gradient_norms(layer, input, lambda result: result[0][4].sum() + result[0][-1].sum())
+    found = gradient_norms(InTwo(layer, True, directly), input, lambda value: value)
+    torch.testing.assert_close(found.h, expected.h, rtol=1e-10, atol=1e-14)
+    for options in ({}, {"hx": None} if isinstance(layer, nn.RNNBase) else {"state": None}):
+        with pytest.raises(ValueError, match=AFRESH):
+            gradient_norms(InTwo(layer, False, directly, **options), input, lambda value: value)
+    assert "forward" not in vars(layer)
+    gradient_norms(layer, input, lambda result: result[0][-1].sum())  # nothing is remembered
+
+
+@pytest.mark.parametrize("cell_class", [nn.RNNCell, nn.LSTMCell, nn.GRUCell])
+def test_a_cell_that_begins_a_second_sequence_is_refused(cell_class: Any) -> None:
+    class Twice(Unrolled):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input[:5]) + super().forward(input[5:])
+
+    with seeded(8):
+        model, input = Twice(cell_class(3, 5)), torch.randn(9, 2, 3)
+    with pytest.raises(ValueError, match=AFRESH.replace("layer", "cell")):
+        gradient_norms(model, input, lambda scores: scores.sum())
+
+
+def test_a_layer_that_keeps_its_state_itself_runs_piece_after_piece() -> None:
+    class Remembering(MIST):
+        state: Any = None
+
+        def forward(self, input: Tensor) -> Any:  # type: ignore[override]
+            output, self.state = super().forward(input, self.state)
+            return output, self.state
+
+    with seeded(8):
+        layer, input = Remembering(3, 5, delays=[1, 2]).double(), torch.randn(9, 2, 3).double()
+    found = gradient_norms(InTwo(layer, False), input, lambda value: value)
+    layer.state = None
+    expected = gradient_norms(layer, input, lambda result: result[0][4].sum() + result[0][-1].sum())
+    torch.testing.assert_close(found.h, expected.h, rtol=1e-10, atol=1e-14)
 
 
 def test_reach_is_the_last_tau_with_its_share() -> None:

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mistrnn.analysis import count_paths, ordered_derivative
+from mistrnn.analysis import count_paths, edges_of, ordered_derivative
 from mistrnn.layers import MIST, RNN, RecurrentLayer
-from tests.layers.cases import every_layer, seeded, small
+from mistrnn.layers._recurrence import Past, Step, linear
+from tests.layers.cases import every_layer, randomised, seeded, small
 
 
 def sequence(steps: int = 14) -> Tensor:
@@ -53,6 +54,79 @@ def test_full_derivative_is_that_of_a_disturbed_state(name: str) -> None:
 def test_options_are_part_of_the_factors(name: str) -> None:
     with seeded(1):
         layer = small(name, zoneout=0.3, recurrent_dropout=0.2, layer_norm=True).eval()
+    found = ordered_derivative(layer, sequence(), 5)
+    torch.testing.assert_close(found.total, found.full, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["mist", "narx"])
+def test_zoneout_is_an_edge_of_its_own_beside_longer_delays(name: str) -> None:
+    with seeded(1):
+        layer = small(name, delays=[2, 3], zoneout=0.3).eval()
+    found = ordered_derivative(layer, sequence(), 5)
+    torch.testing.assert_close(found.total, found.full, rtol=1e-10, atol=1e-12)
+    assert len(found.paths) == count_paths([1, 2, 3], 5)
+    assert found.paths[-1].edges == 5
+
+
+class Own(RecurrentLayer):
+    """A user's layer, as in docs/adding-a-layer.md: a gate reads the last state, and the new one that of `delay` steps ago."""
+
+    keeps_history = True
+    delay = 4
+
+    def _row_blocks(self) -> list[int]:
+        return [self.hidden_size, self.hidden_size]
+
+    def _memory(self) -> int:
+        return self.delay + 1  # more than a step reads
+
+    def _step(self, weights: dict[str, Tensor], dropout: Tensor | None) -> Step:
+        def step(x: Tensor, past: Past) -> tuple[Tensor, ...]:
+            recurrent = [
+                linear(past(d), w)
+                for d, w in zip((1, self.delay), weights["weight_hh"].split(self.hidden_size), strict=True)
+            ]
+            f, n = (x + torch.cat(recurrent, -1)).split(self.hidden_size, -1)
+            return (torch.sigmoid(f) * torch.tanh(n),)
+
+        return step
+
+
+class OwnWithTwo(Own):
+    """One with two vectors, the second of which is read at one delay only."""
+
+    state_components = ("h", "m")
+
+    def _step(self, weights: dict[str, Tensor], dropout: Tensor | None) -> Step:
+        own = super()._step(weights, dropout)
+
+        def step(x: Tensor, past: Past) -> tuple[Tensor, ...]:
+            (h,) = own(x, past)
+            return h + past(2, component=1), torch.sin(h)
+
+        return step
+
+
+@pytest.mark.parametrize(("kind", "edges"), [(Own, (1, 4)), (OwnWithTwo, (1, 2, 4))])
+@pytest.mark.parametrize("zoneout", [0.0, 0.3])
+def test_a_users_layer_has_the_edges_that_it_reads(kind: type[Own], edges: tuple[int, ...], zoneout: float) -> None:
+    with seeded(1):
+        layer = randomised(kind(3, 6, zoneout=zoneout, dtype=torch.float64)).eval()
+    assert edges_of(layer) == edges
+    for tau in (1, 4, 5, 8):
+        found = ordered_derivative(layer, sequence(), tau)
+        torch.testing.assert_close(found.total, found.full, rtol=1e-10, atol=1e-12)
+        assert len(found.paths) == count_paths(edges, tau, len(layer.state_components))
+
+
+def test_a_subclass_with_a_step_of_its_own_has_its_own_edges() -> None:
+    class Summing(MIST):
+        def _step(self, weights: dict[str, Tensor], dropout: Tensor | None) -> Step:
+            return lambda x, past: (torch.tanh(x[:, -self.hidden_size :] + past(2) + past(3)),)
+
+    with seeded(1):
+        layer = randomised(Summing(3, 6, delays=[1, 4], dtype=torch.float64))
+    assert edges_of(layer) == (2, 3)
     found = ordered_derivative(layer, sequence(), 5)
     torch.testing.assert_close(found.total, found.full, rtol=1e-10, atol=1e-12)
 

@@ -119,6 +119,8 @@ def test_the_papers_claims_about_lengths() -> None:
 def test_edges_of_a_layer() -> None:
     assert edges_of(MIST(1, 2, delays=[8, 2])) == (1, 2, 8)  # the gates read the last state
     assert edges_of(NARX(1, 2, delays=[8, 2])) == (2, 8)
+    assert edges_of(NARX(1, 2, 2, delays=[8, 2], bidirectional=True, device="meta")) == (2, 8)
+    assert edges_of(NARX(1, 2, delays=[8, 2], zoneout=0.3)) == (1, 2, 8)  # it keeps a share of the last state
     with pytest.raises(
         ValueError, match="expected a layer with the same edges at all steps; see clockwork_path_lengths"
     ):

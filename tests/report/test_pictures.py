@@ -2,9 +2,11 @@
 
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from matplotlib.axes import Axes
 
 from mistrnn.errors import UsageError
 from mistrnn.report import (
@@ -72,6 +74,40 @@ def test_attention_has_a_row_for_each_step(tmp_path: Path) -> None:
     assert header == "step,delay_1_mean,delay_8_mean,delay_1_std,delay_8_std"
     assert len(rows) == 7
     assert float(rows[2].split(",")[2]) == pytest.approx(mixture[2, :, 1].mean().item(), abs=1e-6)
+
+
+def test_attention_leaves_the_padding_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mixture = torch.softmax(torch.randn(7, 3, 2, generator=torch.Generator().manual_seed(0)), -1)
+    lengths = torch.tensor([2, 5, 4])
+    drawn: dict[str, list[Any]] = {"imshow": [], "scatter": []}
+    for name, calls in drawn.items():
+        original = getattr(Axes, name)
+
+        def noted(self: Axes, *given: Any, original: Any = original, calls: Any = calls, **options: Any) -> Any:
+            calls.append(given[0])
+            return original(self, *given, **options)
+
+        monkeypatch.setattr(Axes, name, noted)
+    files = draw_attention(mixture, (1, 8), tmp_path, title="a mixture", lengths=lengths)
+    _, *rows = files[2].read_text().splitlines()
+    assert len(rows) == 5  # as many steps as the longest has
+    means = torch.stack([torch.stack([mixture[t, b] for b in range(3) if t < lengths[b]]).mean(0) for t in range(5)])
+    values = torch.tensor([[float(value) for value in row.split(",")[1:]] for row in rows])
+    torch.testing.assert_close(values[:, :2], means)
+    torch.testing.assert_close(values[4, 2:], torch.zeros(2))  # one sequence is left, which differs from nobody
+    spread = torch.stack([mixture[3, 1], mixture[3, 2]]).std(0, correction=0)
+    torch.testing.assert_close(values[3, 2:], spread)
+    (image,), (of_examples, of_all) = drawn["imshow"], drawn["scatter"]
+    torch.testing.assert_close(torch.from_numpy(image).float(), means.T)
+    real = [mixture[:length, b] for b, length in enumerate(lengths.tolist())]
+    torch.testing.assert_close(torch.from_numpy(of_examples).float(), torch.stack([one.mean(0) for one in real]))
+    torch.testing.assert_close(torch.from_numpy(of_all).float(), torch.cat(real).mean(0))
+
+
+@pytest.mark.parametrize("lengths", [[2, 5], [2, 8, 3], [2, 0, 3]])
+def test_attention_with_impossible_lengths_is_refused(tmp_path: Path, lengths: list[int]) -> None:
+    with pytest.raises(ValueError, match="draw_attention: expected a length from 1 to 7 for each of 3 sequences, got"):
+        draw_attention(torch.ones(7, 3, 2) / 2, (1, 8), tmp_path, title="", lengths=torch.tensor(lengths))
 
 
 def test_predictions_are_counted_and_drawn(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from mistrnn.tasks.hapt import prepare_hapt
 from mistrnn.tasks.mobiact import prepare_mobiact
 from mistrnn.tasks.surgical import prepare_surgical
 from mistrnn.tasks.timit import prepare_timit
+from tests.layers.cases import seeded
 from tests.tasks.idx_files import write_mnist
+from tests.tasks.own_regression import OWN
 from tests.tasks.recorded_files import TIMIT_TRAIN_SPEAKERS, write_gesture_phase, write_hapt, write_mobiact, write_timit
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -45,6 +47,10 @@ def make(name: str, data: dict[str, Path], seed: int = 0) -> Task:
     return make_task(name, SETTINGS.get(name), seed=seed, data=data.get(name))
 
 
+def lengths_differ(task: Task) -> bool:
+    return type(task).lengths is not Task.lengths
+
+
 @every_task
 def test_batches_have_the_stated_shapes(name: str, data: dict[str, Path]) -> None:
     task = make(name, data)
@@ -54,7 +60,7 @@ def test_batches_have_the_stated_shapes(name: str, data: dict[str, Path]) -> Non
             inputs, targets = task.batch(split, index, torch.float64)
             steps = inputs.size(-3)
             assert steps <= task.steps
-            assert steps == task.steps or isinstance(task, RecordingTask)
+            assert steps == task.steps or lengths_differ(task)
             assert inputs.shape == (*lead, steps, 4, task.input_size)
             assert targets.shape == ((*lead, steps, 4) if task.every_step else (*lead, 4))
             assert inputs.dtype == torch.float64
@@ -75,6 +81,7 @@ def test_lengths_are_the_steps_up_to_the_padding(name: str, data: dict[str, Path
                 assert not inputs[length:].any()
                 if isinstance(task, RecordingTask):
                     assert inputs[length - 1].any()  # the last frame of made recordings is not zero
+                if lengths_differ(task):
                     assert (targets[length:] == IGNORED).all()
                 else:
                     assert length == task.steps
@@ -127,7 +134,7 @@ def test_trivial_predictor_scores_what_the_task_says(name: str, data: dict[str, 
     scores = task.trivial_output().expand(*targets.shape, task.output_size)
     error = (task.errors(scores, targets) / task.count(targets)).item()
     # What is counted is exact; the squared error of a sample of 1,000 scatters around its expectation.
-    assert error == pytest.approx(task.trivial_error, rel=0.1 if name == "addition" else 1e-9)
+    assert error == pytest.approx(task.trivial_error, rel=0.1 if targets.is_floating_point() else 1e-9)
 
 
 @every_task
@@ -135,10 +142,16 @@ def test_loss_is_the_number_of_sequences_times_the_mean(name: str, data: dict[st
     task = make(name, data)
     _, targets = task.batch("train", torch.arange(6) % task.sizes["train"])
     scores = torch.randn(*targets.shape, task.output_size, dtype=torch.float64)
-    if name == "addition":
-        by_hand = 6 * (scores.squeeze(-1) - targets).square().mean()
+    there = targets != IGNORED
+    if targets.is_floating_point():  # whatever its error is: that of each target by itself
+        alone = [(1,) * targets.dim(), (*(1,) * targets.dim(), task.output_size)]
+        losses = [
+            task.loss(s.view(alone[1]), t.view(alone[0])) for s, t in zip(scores[there], targets[there], strict=True)
+        ]
+        by_hand = 6 * torch.stack(losses).mean()
+        if task.error_name == "squared error":
+            torch.testing.assert_close(by_hand, 6 * (scores.squeeze(-1) - targets)[there].square().mean())
     else:
-        there = targets != IGNORED
         chosen = torch.log_softmax(scores, -1)[there].gather(-1, targets[there].unsqueeze(-1))
         by_hand = -6 * chosen.mean()
     torch.testing.assert_close(task.loss(scores, targets), by_hand)
@@ -153,9 +166,31 @@ def test_loss_is_the_number_of_sequences_times_the_mean(name: str, data: dict[st
 def test_perfect_scores_have_no_error(name: str, data: dict[str, Path]) -> None:
     task = make(name, data)
     _, targets = task.batch("val", torch.arange(4))
-    chosen = targets.unsqueeze(-1) if name == "addition" else targets.clamp_min(0)
-    perfect = chosen if name == "addition" else torch.nn.functional.one_hot(chosen, task.output_size)
+    if targets.is_floating_point():
+        perfect = targets.unsqueeze(-1)
+    else:
+        perfect = torch.nn.functional.one_hot(targets.clamp_min(0), task.output_size)
     assert task.errors(perfect.double(), targets).item() == 0
+
+
+@pytest.mark.parametrize("kind", OWN)
+@pytest.mark.parametrize(
+    "contract",
+    [
+        test_batches_have_the_stated_shapes,
+        test_lengths_are_the_steps_up_to_the_padding,
+        test_trial_axis_only_stacks,
+        test_same_seed_gives_the_same_data,
+        test_splits_have_no_sequence_in_common,
+        test_trivial_predictor_scores_what_the_task_says,
+        test_loss_is_the_number_of_sequences_times_the_mean,
+        test_perfect_scores_have_no_error,
+    ],
+)
+def test_a_regression_of_ones_own_keeps_the_contract(kind: Any, contract: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, kind.name, kind)
+    with seeded(0):
+        contract(kind.name, {})
 
 
 @pytest.mark.gpu

@@ -12,6 +12,7 @@ from mistrnn.tasks import IGNORED, Task, make_task
 from mistrnn.tasks.hapt import prepare_hapt
 from mistrnn.training import Study
 from mistrnn.training.group import Group
+from tests.tasks.own_regression import OWN
 from tests.tasks.recorded_files import write_hapt
 from tests.tolerance import violations
 
@@ -271,6 +272,28 @@ def test_gradient_norms_of_each_trial_are_those_of_its_model_alone(layer: str, t
                 lambda result: torch.nn.functional.cross_entropy(result[0][-1], targets[-1], reduction="sum"),
             )
             torch.testing.assert_close(norms, expected.h, rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize("kind", OWN)
+@pytest.mark.parametrize("layer", ["mist", "lstm"])
+def test_gradient_norms_of_a_regression_at_every_step_are_those_of_the_last_target(kind: Any, layer: str) -> None:
+    own = kind()
+    settings = study(layer=layer, gradients_every=STEPS)
+    group = Group(settings, own, [3, 0], CPU)
+    group._measure_gradients()
+    inputs, targets = own.batch("val", torch.arange(10), torch.float64)
+    last = own.lengths("val", torch.arange(10)) - 1
+    model = settings.model(own)
+    for row, record in enumerate(group.records):
+        model.load_state_dict({key: value[row] for key, value in group.parameters.items()})
+        ((_, norms),) = record.gradients
+        expected = gradient_norms(
+            model,
+            inputs,
+            lambda result: (result[0].squeeze(-1) - targets)[last, torch.arange(10)].square().sum(),
+            at=last,
+        )
+        torch.testing.assert_close(norms, expected.h, rtol=1e-9, atol=1e-13)
 
 
 def test_measuring_gradients_changes_no_training(task: Task) -> None:

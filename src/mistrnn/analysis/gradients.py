@@ -20,6 +20,9 @@ from mistrnn.layers._torch_twin import TorchTwin
 TWINS: dict[type[nn.RNNBase], type[TorchTwin]] = {nn.RNN: RNN, nn.LSTM: LSTM, nn.GRU: GRU}
 """Our layer with the same equations, which says what arrives at its states."""
 
+STATE_SECOND: tuple[type[nn.Module], ...] = (RecurrentLayer, nn.RNNCell, nn.LSTMCell, nn.GRUCell)
+"""Modules that are called with the input and the state, and begin afresh without one; torch's layers do so as their twins."""
+
 
 @dataclass(frozen=True)
 class GradientNorms:
@@ -66,7 +69,8 @@ def gradient_norms(
     Our layers and torch.nn's RNN, LSTM and GRU inside the model are found by themselves; they run as one operator, without
     a graph of single steps. So are torch.nn's cells; any other module that is called once for each step, and returns its
     new hidden state (or a tuple that begins with it), is named in `watch`. A watched module runs once over the sequence,
-    or piece after piece with its state handed on. Of a bidirectional layer the first direction is watched: to the second,
+    or piece after piece with its state handed on; a later call without a state is an error, where the module is a layer or
+    a cell with the `forward` that we know. Of a bidirectional layer the first direction is watched: to the second,
     earlier steps are later ones.
 
     Args:
@@ -97,7 +101,7 @@ def gradient_norms(
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code would not see that it is watched
         for name, module in watched.items():
-            stack.enter_context(_watching(module, f"{name}." if len(watched) > 1 else "", probes))
+            stack.enter_context(_watching(module, name, f"{name}." if len(watched) > 1 else "", probes))
         value = loss(model(*inputs) if type(inputs) is tuple else model(inputs))
         found = _derivatives(value, probes, list(watched))
     norms: dict[str, Tensor] = {}  # [T, B] each
@@ -110,6 +114,11 @@ def gradient_norms(
             )
         # In float64, because squares of float32's small numbers are zero long before the numbers are.
         norms[name] = torch.cat([torch.linalg.vector_norm(piece, dim=-1, dtype=torch.float64) for piece in pieces])
+    if probes.afresh:
+        raise ValueError(
+            f"gradient_norms: expected {probes.afresh} to run once over the sequence, or piece after piece with its state "
+            "handed on, got a later call without a state."
+        )
     return GradientNorms({name: by_tau(value, at) for name, value in norms.items()})
 
 
@@ -120,6 +129,8 @@ class _Probes:
         self.by_state: dict[str, list[Tensor]] = {}
         self.recording = True
         """Not in the backward pass, where activation checkpointing runs modules again."""
+        self.afresh = ""
+        """The name of a module that was called a second time without a state: that is no later piece of the sequence."""
 
     def add(self, state: str, probe: Tensor) -> Tensor:
         if self.recording:
@@ -186,40 +197,64 @@ def _modules_to_watch(model: nn.Module, watch: nn.Module | Sequence[nn.Module] |
 
 
 @contextlib.contextmanager
-def _watching(module: nn.Module, prefix: str, probes: _Probes) -> Iterator[None]:
-    """Collect zeros beside the states of a module while it runs."""
-    if isinstance(module, RecurrentLayer):
-        with module.probed(_new_probes(module, prefix, probes)):
+def _watching(module: nn.Module, name: str, prefix: str, probes: _Probes) -> Iterator[None]:
+    """Collect zeros beside the states of a module while it runs, and note whether it begins afresh."""
+    if isinstance(module, nn.RNNBase):
+        with _twin_instead(module, name, prefix, probes):
             yield
-    elif isinstance(module, nn.RNNBase):
-        with _twin_instead(module, prefix, probes):
-            yield
-    else:
-        hook = module.register_forward_hook(lambda *call: _probed_cell(call[-1], module, prefix, probes))
-        try:
-            yield
-        finally:
-            hook.remove()
+        return
+    known = next((kind.forward for kind in STATE_SECOND if isinstance(module, kind)), None)
+    with contextlib.ExitStack() as stack:
+        if type(module).forward is known and "forward" not in vars(module):
+            stack.enter_context(_forward_instead(module, _noting(module.forward, name, probes)))
+        if isinstance(module, RecurrentLayer):
+            stack.enter_context(module.probed(_new_probes(module, prefix, probes)))
+        else:
+            hook = module.register_forward_hook(lambda *call: _probed_cell(call[-1], module, prefix, probes))
+            stack.callback(hook.remove)
+        yield
+
+
+def _noting(forward: Callable[..., Any], name: str, probes: _Probes) -> Callable[..., Any]:
+    """Return a forward that notes when it is called again without a state."""
+    begun = False
+
+    def noting(*given: Any, **options: Any) -> Any:
+        nonlocal begun
+        state = given[1] if len(given) > 1 else options.get("state", options.get("hx"))
+        if probes.recording and begun and state is None:
+            probes.afresh = probes.afresh or name
+        begun = True
+        return forward(*given, **options)
+
+    return noting
 
 
 @contextlib.contextmanager
-def _twin_instead(module: nn.RNNBase, prefix: str, probes: _Probes) -> Iterator[None]:
+def _forward_instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Let a module run another forward than its class's."""
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+
+
+@contextlib.contextmanager
+def _twin_instead(module: nn.RNNBase, name: str, prefix: str, probes: _Probes) -> Iterator[None]:
     """Run our layer of the same equations in the place of torch's, which does not say what arrives at its states."""
-    name = type(module).__name__
     theirs: type[nn.RNNBase] | None = next((kind for kind in TWINS if isinstance(module, kind)), None)
     if theirs is None or type(module).forward is not theirs.forward or "forward" in vars(module):
         raise ValueError(
-            f"gradient_norms: expected torch.nn.RNN, LSTM or GRU as they are, got {name} with its own forward."
+            f"gradient_norms: expected torch.nn.RNN, LSTM or GRU as they are, got {type(module).__name__} with its own "
+            "forward."
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about dropout that has no effect: torch has said so
         twin = TWINS[theirs].from_torch(module)
-    with twin.probed(_new_probes(twin, prefix, probes)):
-        module.forward = lambda input, hx=None: twin(input, hx)
-        try:
-            yield
-        finally:
-            del module.forward
+    forward = _noting(lambda input, hx=None: twin(input, hx), name, probes)
+    with twin.probed(_new_probes(twin, prefix, probes)), _forward_instead(module, forward):
+        yield
 
 
 def _new_probes(layer: RecurrentLayer, prefix: str, probes: _Probes) -> NewProbes:

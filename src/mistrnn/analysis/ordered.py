@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.func import jacrev
 
-from mistrnn.analysis.paths import count_paths, edges_of
-from mistrnn.layers import Clockwork, RecurrentLayer
+from mistrnn.analysis.paths import count_paths, delays_read
+from mistrnn.layers import RecurrentLayer
 from mistrnn.layers._recurrence import Past, advance, run
 
 
@@ -100,7 +100,7 @@ def ordered_derivative(
         raise ValueError(
             f"ordered_derivative: expected {tau} <= t < {steps}, because t - tau and t are steps of it, got {t}."
         )
-    delays = (1,) if isinstance(layer, Clockwork) else edges_of(layer)
+    delays = delays_read(layer)
     names = layer.state_components
     number = count_paths(delays, tau, len(names))
     if number == 0:

@@ -2,7 +2,8 @@
 
 A state reads the states of some delays ago. Each such connection is an edge, and gradients travel back along paths of them: a
 path's share of the derivative is a product with a factor for each edge (`mistrnn.analysis.ordered`), so that short paths
-keep gradients alive. A simple RNN, an LSTM and a GRU have the one delay 1, MIST and NARX their `delays`.
+keep gradients alive. A simple RNN, an LSTM and a GRU have the one delay 1, MIST and NARX their `delays`. Zoneout, which keeps
+some of the last state, adds the delay 1 to any.
 
 Everything is for all tau from 0 to some largest at once, as an array with the index tau.
 """
@@ -15,9 +16,12 @@ from itertools import combinations, islice
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from mistrnn.layers import MIST, NARX, Clockwork, RecurrentLayer
+from mistrnn.layers import Clockwork, RecurrentLayer
+from mistrnn.layers._recurrence import Past, advance
 
 Integers = NDArray[np.int64]
 
@@ -31,8 +35,9 @@ CANDIDATES, WORK = 512, 2_000_000
 
 
 def edges_of(layer: RecurrentLayer) -> tuple[int, ...]:
-    """Return the delays of a layer's direct connections.
+    """Return the delays of a layer's direct connections, its own step's and zoneout's.
 
+    >>> from mistrnn import MIST
     >>> edges_of(MIST(1, 4, delays=[3, 5]))  # its gates read the last state, whatever the delays
     (1, 3, 5)
     """
@@ -40,9 +45,32 @@ def edges_of(layer: RecurrentLayer) -> tuple[int, ...]:
         raise TypeError(f"edges_of: expected a layer of mistrnn, got {type(layer).__name__}.")
     if isinstance(layer, Clockwork):
         raise ValueError("edges_of: expected a layer with the same edges at all steps; see clockwork_path_lengths.")
-    if isinstance(layer, MIST):
-        return tuple(sorted({1, *layer.delays}))
-    return tuple(sorted(layer.delays)) if isinstance(layer, NARX) else (1,)
+    return delays_read(layer)
+
+
+@torch.no_grad()
+def delays_read(layer: RecurrentLayer) -> tuple[int, ...]:
+    """Return how many steps ago the states are that a step of the layer reads: whatever it asks its past for, once it runs."""
+    weights = layer._weights(0, 0)
+    like = next(layer.parameters())
+    x = layer._project(like.new_zeros(1, layer.input_size), weights)
+    past = _NotedPast(like.new_zeros(1, layer.hidden_size), len(layer.state_components))
+    if layer.has_clock:
+        past.clock = torch.zeros(1, dtype=torch.int64, device=like.device)
+    advance(layer._step(weights, None), x, past, layer.zoneout or None)
+    return tuple(sorted(past.delays))
+
+
+class _NotedPast(Past):
+    """A past of zeros, as long as one likes, that notes which delays a step reads."""
+
+    def __init__(self, zero: Tensor, components: int) -> None:
+        super().__init__([zero.unsqueeze(0)] * components)
+        self.delays: set[int] = set()
+
+    def __call__(self, delay: int, component: int = 0) -> Tensor:
+        self.delays.add(delay)
+        return super().__call__(1, component)
 
 
 @dataclass(frozen=True)

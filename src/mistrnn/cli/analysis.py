@@ -107,12 +107,14 @@ def attention(
     chosen = recorded.best_trial() if trial is None else trial
     layer = recorded.model(chosen, task).eval().layer
     assert isinstance(layer, MIST)
-    inputs, _ = task.batch("test", torch.arange(min(examples, task.sizes["test"])), settings.dtype)
-    mixture = mixture_of(layer, inputs)[-1]  # [T, B, D] of the last layer
-    for share, length in sorted(zip(mixture.mean((0, 1)).tolist(), layer.delays, strict=True), reverse=True):
+    index = torch.arange(min(examples, task.sizes["test"]))
+    (inputs, _), lengths = task.batch("test", index, settings.dtype), task.lengths("test", index)
+    mixture = mixture_of(layer, inputs, lengths=lengths)[-1]  # [T, B, D] of the last layer, zero in the padding
+    shares = (mixture.double().sum((0, 1)) / lengths.sum()).tolist()
+    for share, length in sorted(zip(shares, layer.delays, strict=True), reverse=True):
         print(f"delay {length:>5}: {share:6.1%}")
     title = f"MIST, {settings.hidden} units, on {settings.task}: trial {chosen}, {inputs.size(1)} test sequences"
-    for path in draw_attention(mixture, layer.delays, out, title=title):
+    for path in draw_attention(mixture, layer.delays, out, title=title, lengths=lengths):
         print(path)
 
 

@@ -219,12 +219,12 @@ class Group:
         """Note how much of the gradient of each sequence's last loss arrives at earlier states, on one validation batch."""
         index = self.task.order("val")[: self.study.batch_size].to(self.device)
         inputs, targets = self.task.batch("val", index, self.study.dtype)
-        last = inputs.size(0) - 1
-        ends = torch.full_like(index, last)
-        if self.task.every_step:
+        every_step = self.task.every_step
+        ends = torch.full_like(index, inputs.size(0) - 1)
+        if every_step:
             steps = torch.arange(inputs.size(0), device=self.device).unsqueeze(1)
             ends = torch.where(targets != IGNORED, steps, 0).amax(0)
-            targets = targets.masked_fill(steps != ends, IGNORED)
+            targets = targets.gather(0, ends.unsqueeze(0))  # [1, B], a sequence of one step
         layer = self.model.layer
         probe = inputs.new_zeros(()).expand(*inputs.shape[:2], layer.hidden_size)
         top = (layer.num_layers - 1) * layer.directions
@@ -233,6 +233,9 @@ class Group:
             others = (probe.detach(),) * (len(layer.state_components) - 1)
             with layer.probed(lambda k, steps, batch: (probe, *others) if k == top else ()):
                 scores, _ = functional_call(self.model, parameters, (inputs,))
+            if every_step:
+                # The last target's score alone: whether a loss passes over targets that are marked is its own affair.
+                scores = scores.take_along_dim(ends.view(1, -1, 1), 0)
             return self.task.loss(scores, targets)
 
         def norms(parameters: Tensors) -> Tensor:  # [T, B]
