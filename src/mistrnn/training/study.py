@@ -15,7 +15,6 @@ from torch import Tensor
 from mistrnn.errors import UsageError
 from mistrnn.layers import LAYERS, layer_class
 from mistrnn.tasks import Task, task_class
-from mistrnn.tasks._recordings import RecordingTask
 from mistrnn.training.model import Model
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
@@ -128,7 +127,7 @@ class Study:
         for option, owners in OWN_OPTIONS.items():
             if option in self.layer_options and self.layer not in owners:
                 raise UsageError(f"{self.layer}: expected no {option}, because they belong to {' and '.join(owners)}.")
-        if self.layer_options.get("bidirectional") and issubclass(kind, RecordingTask):
+        if self.layer_options.get("bidirectional") and kind.lengths is not Task.lengths:  # sequences of unequal length
             raise UsageError(f"{self.task}: expected one direction, because the second would read the padding first.")
         pieces = [name for name in ("truncate", "checkpoint_segments") if getattr(self, name) is not None]
         if pieces and self.layer_options.get("bidirectional"):
