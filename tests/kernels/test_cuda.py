@@ -18,7 +18,7 @@ from mistrnn.training.group import Group
 from mistrnn.training.study import Study
 from mistrnn.training.sweep import run_study, study_task
 from tests.kernels.test_cpu import sized
-from tests.layers.cases import REGULARISERS, as_tuple, every_layer, probing, random_state, seeded, small
+from tests.layers.cases import REGULARISERS, as_tuple, every_fused_layer, probing, random_state, seeded, small
 from tests.tolerance import relative_error, violations
 
 pytestmark = pytest.mark.gpu
@@ -78,7 +78,7 @@ def broken(layer: RecurrentLayer, steps: int, batch: int, **call: Any) -> dict[s
 SIZES = [(1, 1, 1), (7, 3, 2), (100, 1, 129), (139, 100, 40), (198, 3, 129), (256, 3, 30), (512, 3, 20), (1000, 3, 5)]
 
 
-@every_layer
+@every_fused_layer
 @pytest.mark.parametrize("precision", ["highest", "high"])
 @pytest.mark.parametrize(("hidden", "batch", "steps"), SIZES)
 def test_odd_sizes(name: str, precision: str, hidden: int, batch: int, steps: int) -> None:
@@ -87,7 +87,7 @@ def test_odd_sizes(name: str, precision: str, hidden: int, batch: int, steps: in
     assert broken(sized(name, hidden, input_size=1 + hidden % 2, **options), steps, batch) == {}
 
 
-@every_layer
+@every_fused_layer
 @pytest.mark.parametrize("precision", ["highest", "high"])
 def test_few_sequences_in_one_block_keep_the_tolerance(
     name: str, precision: str, monkeypatch: pytest.MonkeyPatch
@@ -134,14 +134,14 @@ def test_many_trials_of_a_large_layer_are_those_of_blocks_that_keep_their_weight
         assert relative_error(value, found[2][key]) < tolerance
 
 
-@every_layer
+@every_fused_layer
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
 def test_784_steps(name: str, precision: str) -> None:
     torch.set_float32_matmul_precision(precision)
     assert broken(sized(name, 100, 1), 784, 3) == {}
 
 
-@every_layer
+@every_fused_layer
 @pytest.mark.parametrize("regulariser", ["plain", "all"])
 @pytest.mark.parametrize("training", [True, False])
 def test_options_lengths_resets_and_directions(name: str, regulariser: str, training: bool) -> None:
@@ -151,7 +151,7 @@ def test_options_lengths_resets_and_directions(name: str, regulariser: str, trai
     assert broken(layer, 15, 4, probed=True, lengths=[9, 15, 0, 12], reset=reset.cuda()) == {}
 
 
-@every_layer
+@every_fused_layer
 def test_float64(name: str) -> None:
     layer = sized(name, 30, 2)
     fused, plain = (measure(layer, form, torch.float64, 20, 5, probed=True) for form in ("fused", "plain"))
@@ -166,7 +166,7 @@ def test_many_and_long_delays(name: str) -> None:
     assert broken(sized(name, 20, 1, delays=list(range(1, 17))), 40, 2) == {}
 
 
-@every_layer
+@every_fused_layer
 def test_autocast_and_bfloat16(name: str) -> None:
     layer = sized(name, 40, 1).float().cuda()
     x = torch.randn(30, 4, 1, device="cuda")
@@ -184,7 +184,7 @@ def test_autocast_and_bfloat16(name: str) -> None:
     assert relative_error(half, exact) < 0.03
 
 
-@every_layer
+@every_fused_layer
 def test_the_same_call_gives_the_same_bits_and_a_broken_trial_disturbs_nobody(name: str) -> None:
     torch.set_float32_matmul_precision("high")
     layers = [small(name, input_size=1, hidden_size=48, dtype=torch.float32).cuda() for _ in range(4)]
@@ -204,7 +204,7 @@ def test_the_same_call_gives_the_same_bits_and_a_broken_trial_disturbs_nobody(na
         assert value[2].isnan().any()
 
 
-@every_layer
+@every_fused_layer
 @pytest.mark.parametrize("everything", [False, True])
 def test_opcheck(name: str, everything: bool) -> None:
     options = {"layer_norm": True} if everything else {}

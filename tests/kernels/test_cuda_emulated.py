@@ -18,12 +18,12 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from mistrnn.kernels import _run, cuda, outer
 from mistrnn.kernels._outer import OuterVariant
 from mistrnn.kernels._variant import Launch
-from mistrnn.kernels.contract import INPUTS, Settings
+from mistrnn.kernels.contract import CELLS, INPUTS, Settings
 from mistrnn.kernels.outer import weight_gradient
 from mistrnn.layers import LAYERS, MIST, RecurrentLayer
 from tests.kernels.emulator import emulate, on_linux
 from tests.kernels.test_cpu import measure, tame
-from tests.layers.cases import REGULARISERS, every_layer, seeded, small
+from tests.layers.cases import REGULARISERS, every_fused_layer, seeded, small
 from tests.tolerance import relative_error
 
 pytestmark = on_linux
@@ -73,7 +73,7 @@ def test_a_sample_of_what_the_slow_tests_check(name: str, parts: int) -> None:
 
 
 @pytest.mark.slow
-@every_layer
+@every_fused_layer
 @pytest.mark.parametrize("training", [True, False])
 def test_options_lengths_resets_and_directions(name: str, training: bool) -> None:
     with seeded(2):
@@ -84,7 +84,7 @@ def test_options_lengths_resets_and_directions(name: str, training: bool) -> Non
 
 
 @pytest.mark.slow
-@every_layer
+@every_fused_layer
 def test_numbers_in_two_parts(name: str) -> None:
     assert errors(sized(name, 39), 2, 9, 11) == {}
 
@@ -95,7 +95,7 @@ def test_one_part() -> None:
 
 
 @pytest.mark.slow
-@every_layer
+@every_fused_layer
 def test_blocks_that_share_the_units(name: str) -> None:
     assert errors(sized(name, 51), 2, 7, 9, Launch(cluster=2)) == {}
 
@@ -126,7 +126,7 @@ def test_a_sequence_alone_sample_of_what_the_slow_tests_check(name: str) -> None
 
 
 @pytest.mark.slow
-@every_layer
+@every_fused_layer
 @pytest.mark.parametrize(
     "launch", [Launch(rows=1), Launch(rows=1, cluster=3), Launch(rows=1, ranges=2), Launch(rows=1, spare=250)]
 )
@@ -135,7 +135,7 @@ def test_a_sequence_alone_equals_plain_and_leaves_records_for_the_run_backwards(
 
 
 @pytest.mark.slow
-@every_layer
+@every_fused_layer
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("cluster", [1, 2])
 def test_a_sequence_alone_with_options_lengths_and_resets_equals_plain(name: str, training: bool, cluster: int) -> None:
@@ -154,13 +154,13 @@ def test_a_sequence_alone_with_as_many_delays_as_can_be_equals_plain(name: str) 
 
 
 @pytest.mark.slow
-@every_layer
+@every_fused_layer
 def test_layer_norm_over_a_cluster(name: str) -> None:
     assert errors(sized(name, 36, layer_norm=True), 0, 5, 3, Launch(cluster=2), lengths=[5, 2, 4]) == {}
 
 
 @pytest.mark.slow
-@every_layer
+@every_fused_layer
 def test_odd_sizes_in_three_parts(name: str) -> None:
     hidden = 21 if name == "clockwork" else 7
     assert errors(sized(name, hidden, input_size=2), 3, 2, 4) == {}
@@ -214,7 +214,7 @@ def break_one_of_three_trials(name: str, hidden: int) -> None:
 
 
 @pytest.mark.slow
-@every_layer
+@every_fused_layer
 def test_trials_are_an_axis_and_a_broken_one_disturbs_nobody(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     emulate(monkeypatch, 2, Launch())  # else a few sequences alone would have blocks of their own, and other roundings
     break_one_of_three_trials(name, 9)
@@ -422,6 +422,7 @@ def test_half_precision_is_computed_wider(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_every_cell_has_a_kernel() -> None:
-    for name, kind in LAYERS.items():
-        assert kind.fused_name == name
+    assert [name for name, kind in LAYERS.items() if kind.fused_name] == list(CELLS)
+    for name in CELLS:
+        assert LAYERS[name].fused_name == name
         assert (cuda._nvrtc.headers.__globals__["ROOT"] / f"layers/{name}/cuda.cuh").exists()

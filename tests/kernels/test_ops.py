@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mistrnn.kernels.contract import INPUTS, PROBES, Settings
 from mistrnn.layers import RecurrentLayer
-from tests.layers.cases import as_tuple, close, every_layer, random_state, small
+from tests.layers.cases import as_tuple, close, every_fused_layer, random_state, small
 
 
 def operator_arguments(name: str, everything: bool) -> tuple[Any, ...]:
@@ -43,13 +43,13 @@ def operator_arguments(name: str, everything: bool) -> tuple[Any, ...]:
     return tuple(tensors[key] for key in INPUTS) + tuple(settings)
 
 
-@every_layer
+@every_fused_layer
 @pytest.mark.parametrize("everything", [False, True])
 def test_opcheck_passes_forwards(name: str, everything: bool) -> None:
     torch.library.opcheck(getattr(torch.ops.mistrnn, name), operator_arguments(name, everything))
 
 
-@every_layer
+@every_fused_layer
 @pytest.mark.parametrize("everything", [False, True])
 def test_opcheck_passes_backwards(name: str, everything: bool) -> None:
     arguments = operator_arguments(name, everything)
@@ -67,7 +67,7 @@ def test_opcheck_passes_backwards(name: str, everything: bool) -> None:
     torch.library.opcheck(getattr(torch.ops.mistrnn, f"{name}_backward"), whole, test_utils=checks)
 
 
-@every_layer
+@every_fused_layer
 def test_operators_have_their_own_vmap_rule(name: str) -> None:
     arguments = tuple(a.detach() if isinstance(a, Tensor) else a for a in operator_arguments(name, True))
     operator = getattr(torch.ops.mistrnn, name)
@@ -80,7 +80,7 @@ def test_operators_have_their_own_vmap_rule(name: str) -> None:
             assert torch.equal(value[k], wanted)
 
 
-@every_layer
+@every_fused_layer
 @pytest.mark.parametrize("zoneout", [0.0, 0.2])
 def test_every_saved_value_is_written(name: str, zoneout: float) -> None:
     """Python says how much is saved and C++ where: in this mode torch fills new memory with NaN, and a gap would show."""
@@ -106,7 +106,7 @@ def graph_sizes(layer: RecurrentLayer, steps: int, backend_calls: list[int]) -> 
     return torch.compile(layer, fullgraph=True, backend=count)(torch.randn(steps, 2, 3, dtype=torch.float64))
 
 
-@every_layer
+@every_fused_layer
 def test_compiled_graph_does_not_grow_with_time(name: str) -> None:
     layer, sizes = small(name, num_layers=2), []
     graph_sizes(layer, 3, sizes)
@@ -116,7 +116,7 @@ def test_compiled_graph_does_not_grow_with_time(name: str) -> None:
     assert sizes[0] == sizes[1]
 
 
-@every_layer
+@every_fused_layer
 def test_compiled_gradients_and_any_length_without_recompiling(name: str) -> None:
     layer = small(name, zoneout=0.2, layer_norm=True, bidirectional=True).eval()
     torch._dynamo.reset()
@@ -134,7 +134,7 @@ def test_compiled_gradients_and_any_length_without_recompiling(name: str) -> Non
             close(results[0], results[1], 1e-10)
 
 
-@every_layer
+@every_fused_layer
 def test_exported_program_holds_one_operator_and_takes_any_length(name: str) -> None:
     layer = small(name).eval()
     steps = torch.export.Dim("steps", min=2, max=100_000)
@@ -146,7 +146,7 @@ def test_exported_program_holds_one_operator_and_takes_any_length(name: str) -> 
     close(exported.module()(longer)[0], layer(longer)[0])
 
 
-@every_layer
+@every_fused_layer
 def test_jacobians_by_either_mode_agree(name: str) -> None:
     layer = small(name)
     state, input = random_state(layer, 2), torch.randn(3, 2, 3, dtype=torch.float64)
@@ -204,7 +204,7 @@ def test_weights_of_the_wrong_shape_are_an_error_by_functional_call() -> None:
         functional_call(layer, wrong, (torch.randn(5, 2, 3, dtype=torch.float64),))
 
 
-@every_layer
+@every_fused_layer
 def test_forward_over_reverse_takes_the_plain_form(name: str) -> None:
     layer = small(name)
     input, tangent = torch.randn(2, 3, 1, 3, dtype=torch.float64).unbind(0)
@@ -233,7 +233,7 @@ def test_tangents_go_through_compiled_code() -> None:
     )
 
 
-@every_layer
+@every_fused_layer
 def test_batched_gradients_go_through_the_operator(name: str) -> None:
     layer, x = small(name), torch.randn(3, 2, 3, dtype=torch.float64, requires_grad=True)
     output = layer(x)[0]
@@ -269,7 +269,7 @@ def test_operators_are_called_where_somebody_watches() -> None:
     close(gradients, [parameter.grad for parameter in layer.parameters()])
 
 
-@every_layer
+@every_fused_layer
 def test_gradients_after_a_state_is_changed_in_place_are_those_of_a_copy(name: str) -> None:
     layer, x = small(name), torch.randn(3, 2, 3, dtype=torch.float64)
     found = []

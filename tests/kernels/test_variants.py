@@ -13,7 +13,7 @@ from mistrnn.kernels import _nvrtc, choices, cuda
 from mistrnn.kernels._outer import OuterVariant
 from mistrnn.kernels._variant import MAX_HIDDEN_ALONE, OLDEST_WITH_CLUSTERS, Launch, Problem, Variant, block_memory
 from mistrnn.kernels.choices import alone, fitting, outer_choice, serves_one
-from tests.layers.cases import every_layer
+from tests.layers.cases import every_fused_layer
 
 ARCHITECTURES = (80, 90, 100)
 DELAYS = {"mist": tuple(2**k for k in range(8)), "narx": tuple(range(1, 9)), "clockwork": tuple(2**k for k in range(8))}
@@ -40,7 +40,7 @@ def spilled(variant: Variant | OuterVariant) -> int:
     return sum(map(int, numbers))
 
 
-@every_layer
+@every_fused_layer
 @pytest.mark.parametrize(
     ("capability", "hidden"), [(80, 139), (80, 1024), (90, 139), (90, 512), (90, 1024), (100, 139), (100, 1024)]
 )
@@ -52,7 +52,7 @@ def test_no_variant_spills_registers(name: str, capability: int, hidden: int) ->
         assert spilled(fitting(problem(name, backward, hidden), capability)) == 0
 
 
-@every_layer
+@every_fused_layer
 @pytest.mark.parametrize("capability", [90, 100])
 @pytest.mark.parametrize(("hidden", "cluster"), [(100, 2), (139, 3), (198, 4)])
 def test_no_variant_of_few_sequences_spills_registers(name: str, capability: int, hidden: int, cluster: int) -> None:
@@ -63,14 +63,14 @@ def test_no_variant_of_few_sequences_spills_registers(name: str, capability: int
         assert spilled(variant) == 0
 
 
-@every_layer
+@every_fused_layer
 @every_architecture
 def test_no_variant_of_full_precision_spills_registers(name: str, capability: int) -> None:
     for backward in (False, True):
         assert spilled(fitting(problem(name, backward, 128, parts=3), capability)) == 0
 
 
-@every_layer
+@every_fused_layer
 @pytest.mark.parametrize(("capability", "hidden"), [(80, 100), (90, 100), (90, 512), (100, 100)])
 def test_no_variant_of_a_sequence_alone_spills_registers(name: str, capability: int, hidden: int) -> None:
     hidden -= hidden % 8 if name == "clockwork" else 0
@@ -80,7 +80,7 @@ def test_no_variant_of_a_sequence_alone_spills_registers(name: str, capability: 
     assert spilled(alone(found)) == 0
 
 
-@every_layer
+@every_fused_layer
 @every_architecture
 def test_every_option_compiles(name: str, capability: int) -> None:
     options: list[dict[str, Any]] = [

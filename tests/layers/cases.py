@@ -15,6 +15,7 @@ NAMES = list(LAYERS)
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 every_layer = pytest.mark.parametrize("name", NAMES)
+every_fused_layer = pytest.mark.parametrize("name", [name for name in NAMES if LAYERS[name].fused_name])
 every_device = pytest.mark.parametrize("device", DEVICES)
 
 REGULARISERS: dict[str, dict[str, Any]] = {
@@ -44,6 +45,12 @@ def randomised(layer: RecurrentLayer) -> RecurrentLayer:
         for parameter in layer.parameters():
             parameter.normal_(0.0, 0.7)
     return layer
+
+
+def needs_fused_form(name: str) -> None:
+    """Skip the test for a layer that has only the plain form."""
+    if LAYERS[name].fused_name is None:
+        pytest.skip(f"{LAYERS[name].__name__} has only the plain form")
 
 
 def as_tuple(state: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:

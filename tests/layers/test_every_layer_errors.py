@@ -269,6 +269,10 @@ def test_repeated_periods_are_refused() -> None:
         ({"dropout": "0.5"}, TypeError, "dropout to be a probability, got '0.5'."),
         ({"bias": "tanh"}, TypeError, "bias to be a bool, got 'tanh'."),
         ({"batch_first": 0.5}, TypeError, "batch_first to be a bool, got 0.5."),
+        ({"bidirectional": "no"}, TypeError, "bidirectional to be a bool, got 'no'."),
+        ({"layer_norm": 1}, TypeError, "layer_norm to be a bool, got 1."),
+        ({"layer_norm": None}, TypeError, "layer_norm to be a bool, got None."),
+        ({"bias": np.array([True])}, TypeError, "bias to be a bool, got array([ True])."),
     ],
 )
 def test_bad_constructor_arguments_are_refused(
@@ -392,6 +396,13 @@ def test_numpy_numbers_are_welcome(name: str) -> None:
     options: dict[str, Any] = {"mist": {"delays": np.array([1, 3])}, "narx": {"delays": np.int32(2)}}
     layer = LAYERS[name](np.int64(3), np.int64(8), zoneout=np.float32(0.5), bias=np.True_, **options.get(name, {}))
     assert layer(torch.zeros(5, 2, 3), lengths=np.array([5, 2]))[0].shape == (5, 2, 8)
+
+
+@every_layer
+def test_numpy_bools_become_those_of_python(name: str) -> None:
+    names = ("bias", "batch_first", "bidirectional", "layer_norm")
+    layer = LAYERS[name](3, 16, **dict.fromkeys(names, np.True_))
+    assert all(getattr(layer, argument) is True for argument in names)
 
 
 @every_layer

@@ -1,16 +1,18 @@
 """Which form a layer takes, and what it says when it cannot take the one that was asked for."""
 
 import copy
+import io
 import pickle
 import warnings
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from mistrnn.kernels import _library
 from mistrnn.layers import LAYERS, MIST, RNN, RecurrentLayer, _layer
-from tests.layers.cases import every_layer, small
+from tests.layers.cases import as_tuple, close, every_layer, needs_fused_form, seeded, small
 
 
 @pytest.fixture
@@ -27,6 +29,7 @@ def test_form_is_one_of_three() -> None:
 
 @every_layer
 def test_forms_agree(name: str) -> None:
+    needs_fused_form(name)
     layer, input = small(name), torch.randn(5, 2, 3, dtype=torch.float64)
     outputs = []
     for form in ("fused", "plain", "auto"):
@@ -95,6 +98,91 @@ def test_fused_is_refused_on_a_device_that_it_does_not_serve() -> None:
         layer(torch.randn(5, 2, 3, device="meta"))
 
 
+# torch warns that it traces no more in the future, and of every size that a check looks at.
+tracing = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+
+
+class Model(nn.Module):
+    """A layer with lengths and resets by position, which is how torch hands on what it traces."""
+
+    def __init__(self, layer: RecurrentLayer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, lengths: Tensor, reset: Tensor) -> Any:
+        return self.layer(x, lengths=lengths, reset=reset)
+
+
+@tracing
+@every_layer
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True, "layer_norm": True, "zoneout": 0.2}])
+def test_traced_layer_computes_from_its_input(name: str, options: dict[str, Any]) -> None:
+    with seeded(0):
+        model = Model(small(name, **options).eval())
+        first, second, wider = (torch.randn(6, batch, 3, dtype=torch.float64) for batch in (2, 2, 4))
+        resets = torch.rand(6, 4) < 0.3
+    lengths = torch.tensor([6, 3, 4, 0])
+    traced = torch.jit.trace(model, (first, lengths[:2], resets[:, :2]), check_trace=False)
+    for x, ends, reset in (
+        (first, lengths[:2], resets[:, :2]),
+        (second, lengths[2:], resets[:, 2:]),
+        (wider, lengths, resets),
+    ):
+        output, state = traced(x, ends, reset)
+        expected, expected_state = model(x, ends, reset)  # in the fused form
+        close(output, expected)
+        close(state, expected_state)
+    alone = torch.jit.trace(model.layer, first)  # and torch's own check, without a warning of it
+    for found, right in zip(as_tuple(alone(second)[1]), as_tuple(model.layer(second)[1]), strict=True):
+        close(found, right)
+
+
+@tracing
+def test_traced_layer_refuses_other_lengths_than_the_traced_one() -> None:
+    with seeded(0):
+        layer, input = small("mist").eval(), torch.randn(6, 2, 3, dtype=torch.float64)
+    traced = torch.jit.trace(layer, input)
+    with pytest.raises(RuntimeError, match="6"):
+        traced(input[:5])
+
+
+@tracing
+@every_layer
+def test_graph_that_onnx_gets_by_tracing_has_the_input_and_its_numbers(name: str) -> None:
+    pytest.importorskip("onnx")
+    from onnx import load_from_string
+    from onnx.reference import ReferenceEvaluator
+
+    class Outputs(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            output: Tensor = self[0](x)[0]
+            return output
+
+    with seeded(0):
+        model = Outputs(small(name, dtype=torch.float32).eval())
+        first, second = torch.randn(2, 6, 2, 3)
+    file = io.BytesIO()
+    torch.onnx.export(model, (first,), file, dynamo=False, input_names=["x"])
+    graph = load_from_string(file.getvalue())
+    assert [given.name for given in graph.graph.input] == ["x"]
+    (found,) = ReferenceEvaluator(graph).run(None, {"x": second.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), model(second).detach(), rtol=1e-5, atol=1e-5)
+
+
+@tracing
+@every_layer
+def test_fused_is_refused_while_torch_traces(name: str) -> None:
+    needs_fused_form(name)
+    with seeded(0):
+        layer, input = small(name), torch.randn(5, 2, 3, dtype=torch.float64)
+    layer.form = "fused"
+    with pytest.raises(
+        RuntimeError, match=r'because form="fused", but torch\.jit\.trace, which is recording, does not see'
+    ):
+        torch.jit.trace(layer, input)
+    assert layer(input)[0].isfinite().all()  # and serves again afterwards
+
+
 @every_layer
 def test_form_goes_with_copies_and_pickles(name: str) -> None:
     layer = LAYERS[name](3, 8)
@@ -106,6 +194,7 @@ def test_form_goes_with_copies_and_pickles(name: str) -> None:
 
 @every_layer
 def test_streams_of_both_forms_agree_and_fused_ones_are_not_copied(name: str) -> None:
+    needs_fused_form(name)
     layer = small(name, num_layers=2, zoneout=0.2, layer_norm=True).eval()
     inputs, resets = torch.randn(12, 3, 3, dtype=torch.float64), torch.rand(12, 3) < 0.2
     outputs, states = [], []

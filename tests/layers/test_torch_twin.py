@@ -101,3 +101,68 @@ def test_float32_from_torch_keeps_dtype_and_mode(ours: Any, theirs: Any) -> None
     layer = ours.from_torch(theirs(3, 5).eval())
     assert layer.weight_hh_l0.dtype == torch.float32
     assert not layer.training
+
+
+def frozen(module: nn.Module) -> set[str]:
+    return {key for key, parameter in module.named_parameters() if not parameter.requires_grad}
+
+
+@every_twin
+def test_what_is_frozen_stays_frozen_both_ways(ours: Any, theirs: Any) -> None:
+    module = theirs(3, 5, 2, bidirectional=True).requires_grad_(False)
+    layer = ours.from_torch(module)
+    assert frozen(layer) == set(layer.state_dict())
+    assert frozen(layer.to_torch()) == set(module.state_dict())
+    assert not frozen(ours.from_torch(theirs(3, 5)))
+    assert not frozen(ours(3, 5).to_torch())
+    some = {"weight_ih_l0", "weight_hh_l1_reverse"}
+    for key, parameter in module.named_parameters():
+        parameter.requires_grad_(key not in some)
+    layer = ours.from_torch(module)
+    assert frozen(layer) == some
+    assert frozen(layer.to_torch()) == some
+
+
+@pytest.mark.parametrize(("ours", "theirs"), TWINS[:2], ids=["rnn", "lstm"])
+def test_the_sum_of_two_biases_is_frozen_if_both_are(ours: Any, theirs: Any) -> None:
+    for names, expected in (
+        ({"bias_ih_l0"}, set()),
+        ({"bias_hh_l0"}, set()),
+        ({"bias_ih_l0", "bias_hh_l0"}, {"bias_l0"}),
+    ):
+        module = theirs(3, 5)
+        for name in names:
+            module.get_parameter(name).requires_grad_(False)
+        layer = ours.from_torch(module)
+        assert frozen(layer) == expected
+        assert frozen(layer.to_torch()) == (names if expected else set())
+
+
+def test_biases_of_a_gru_are_frozen_as_far_as_they_correspond() -> None:
+    expected: list[tuple[set[str], set[str]]] = [
+        ({"bias_ih_l0"}, set()),
+        ({"bias_hh_l0"}, {"bias_hn_l0"}),
+        ({"bias_ih_l0", "bias_hh_l0"}, {"bias_l0", "bias_hn_l0"}),
+    ]
+    for theirs, ours in expected:
+        module = nn.GRU(3, 5)
+        for name in theirs:
+            module.get_parameter(name).requires_grad_(False)
+        layer = GRU.from_torch(module)
+        assert frozen(layer) == ours
+        assert frozen(layer.to_torch()) == (theirs if ours else set())
+    layer = GRU(3, 5)
+    layer.bias_l0.requires_grad_(False)
+    assert frozen(layer.to_torch()) == {"bias_ih_l0"}
+
+
+@every_twin
+def test_parametrised_weights_stay_frozen_or_free_whatever_the_grad_mode(ours: Any, theirs: Any) -> None:
+    with torch.no_grad():
+        for freeze in (False, True):
+            module, layer = theirs(3, 5), ours(3, 5)
+            for given in (module, layer):
+                nn.utils.parametrizations.weight_norm(given, "weight_hh_l0")
+                given.requires_grad_(not freeze)
+            for made in (ours.from_torch(module), layer.to_torch()):
+                assert frozen(made) == (set(made.state_dict()) if freeze else set())

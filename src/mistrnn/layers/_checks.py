@@ -29,6 +29,13 @@ def probability(name: str, argument: str, value: Any, *, below_one: bool = True)
     return number
 
 
+def yes_or_no(name: str, argument: str, value: Any) -> bool:
+    """Return value as a bool; NumPy has its own."""
+    if not isinstance(value, bool) and not (str(getattr(value, "dtype", "")) == "bool" and value.ndim == 0):
+        raise TypeError(f"{name}: expected {argument} to be a bool, got {value!r}.")
+    return bool(value)
+
+
 def distinct_ints(
     name: str, argument: str, value: int | Sequence[int], expand: Callable[[int], Sequence[int]]
 ) -> tuple[int, ...]:

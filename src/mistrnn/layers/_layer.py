@@ -4,6 +4,7 @@ T time, B batch, I input, H hidden, G rows of pre-activations, M memory (the lon
 """
 
 import contextlib
+import inspect
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -58,6 +59,17 @@ class RecurrentLayer(nn.Module, ABC):
     _form: Form = "auto"
     _new_probes: NewProbes | None = None
     """While somebody asks for derivatives with respect to the states: what to put beside them."""
+    __signature__: ClassVar[inspect.Signature | None]
+    """What the class takes; see `__init_subclass__`."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let a constructor that hands on `*arguments` and `**options` show what it takes; None if Python finds that out.
+
+        Those who make a layer anew read it: torch.nn.utils.skip_init, and estimators that were saved.
+        """
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            cls.__signature__ = _signature(cls)
 
     def __init__(
         self,
@@ -80,16 +92,13 @@ class RecurrentLayer(nn.Module, ABC):
         self.input_size = _checks.positive_int(name, "input_size", input_size)
         self.hidden_size = _checks.positive_int(name, "hidden_size", hidden_size)
         self.num_layers = _checks.positive_int(name, "num_layers", num_layers)
-        for argument, value in (("bias", bias), ("batch_first", batch_first)):
-            if not isinstance(value, bool) and str(getattr(value, "dtype", "")) != "bool":  # NumPy has its own
-                raise TypeError(f"{name}: expected {argument} to be a bool, got {value!r}.")
-        self.bias = bias
-        self.batch_first = batch_first
+        self.bias = _checks.yes_or_no(name, "bias", bias)
+        self.batch_first = _checks.yes_or_no(name, "batch_first", batch_first)
         self.dropout = _checks.probability(name, "dropout", dropout, below_one=False)
-        self.bidirectional = bidirectional
+        self.bidirectional = _checks.yes_or_no(name, "bidirectional", bidirectional)
         self.zoneout = _checks.probability(name, "zoneout", zoneout)
         self.recurrent_dropout = _checks.probability(name, "recurrent_dropout", recurrent_dropout)
-        self.layer_norm = layer_norm
+        self.layer_norm = _checks.yes_or_no(name, "layer_norm", layer_norm)
         if self.dropout and self.num_layers == 1:
             own_constructor = type(self).__init__ is not RecurrentLayer.__init__
             warnings.warn(
@@ -97,7 +106,7 @@ class RecurrentLayer(nn.Module, ABC):
                 stacklevel=3 if own_constructor else 2,
             )
         together = self._row_blocks()[-1]
-        if layer_norm and together == 1:
+        if self.layer_norm and together == 1:
             raise ValueError(
                 f"{name}: expected at least 2 units to normalise together, because one alone always becomes 0, got "
                 f"hidden_size={hidden_size} in groups of 1."
@@ -116,7 +125,8 @@ class RecurrentLayer(nn.Module, ABC):
         """How the layer computes: "fused" (the compiled loop), "plain" (`reference.py`), or "auto".
 
         "auto" takes the fused form where there is one for the device and the dtype. "fused" is an error where it cannot
-        serve, never a silent fallback. Second derivatives and forward mode are taken from the plain form by themselves.
+        serve, never a silent fallback. Second derivatives and forward mode are taken from the plain form by themselves,
+        and with "auto" so is what torch.jit.trace records.
         """
         return self._form
 
@@ -348,7 +358,8 @@ class RecurrentLayer(nn.Module, ABC):
             raise RuntimeError(
                 f'{type(self).__name__}: expected the fused form to serve, because form="fused", but {reason}.'
             )
-        if self._has_fused_form() and like.device.type != "meta" and not torch.compiler.is_compiling():
+        recorded = torch.compiler.is_compiling() or _is_traced()
+        if self._has_fused_form() and like.device.type != "meta" and not recorded:
             _tell_once(f"{type(self).__name__} runs in its plain form, which is slower: {reason}.")
         return False
 
@@ -361,6 +372,8 @@ class RecurrentLayer(nn.Module, ABC):
         """Return why there is no fused form for parameters like this one; None if there is."""
         if not self._has_fused_form():
             return "this layer has only the plain form"
+        if _is_traced():
+            return "torch.jit.trace, which is recording, does not see what the compiled code computes"
         assert self.fused_name is not None
         if like.device.type == "cpu":
             return cpu.unavailable(self.fused_name, like.dtype)
@@ -461,6 +474,29 @@ def _tell_once(text: str) -> None:
     if text not in _told:
         _told.add(text)
         warnings.warn(text, stacklevel=2)
+
+
+def _signature(kind: type[RecurrentLayer]) -> inspect.Signature | None:
+    """Return the arguments that a constructor names and, in place of `**options`, those of the class above it."""
+    own = list(inspect.signature(vars(kind)["__init__"]).parameters.values())[1:]
+    named = [argument for argument in own if argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)]
+    if not any(argument.kind is argument.VAR_KEYWORD for argument in own):
+        return None
+    by_position = any(argument.kind is argument.VAR_POSITIONAL for argument in own)
+    names = {argument.name for argument in named}
+    above = next(base for base in kind.__mro__[1:] if issubclass(base, RecurrentLayer))
+    for argument in inspect.signature(above).parameters.values():
+        if argument.name not in names:
+            named.append(argument if by_position else argument.replace(kind=argument.KEYWORD_ONLY))
+    try:
+        return inspect.Signature(sorted(named, key=lambda argument: argument.kind))
+    except ValueError:  # an argument without a default after one with: Python has no way to write it
+        return None
+
+
+def _is_traced() -> bool:
+    """Whether torch.jit.trace is recording; torch.compile cannot be asked that, and need not."""
+    return not torch.compiler.is_compiling() and torch._C._is_tracing()
 
 
 def _suffix(layer: int, direction: int) -> str:

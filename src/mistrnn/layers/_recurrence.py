@@ -23,7 +23,8 @@ class Past:
 
     def __init__(self, state: Sequence[Tensor]) -> None:
         # state: one [M, B, H] per component, oldest first.
-        self._components = [deque(component.unbind(0), maxlen=component.size(0)) for component in state]
+        kept = [component.unbind(0) for component in state]
+        self._components = [deque(states, maxlen=len(states)) for states in kept]
         self.age: Tensor | None = None
         """[B] how many states each sequence has had since it was last reset; None where there are no resets."""
         self.clock: Tensor | None = None

@@ -16,7 +16,10 @@ class TorchTwin(RecurrentLayer):
 
     @classmethod
     def from_torch(cls, module: nn.RNNBase) -> Self:
-        """Return a layer with the arguments and a copy of the weights of torch.nn's layer, in its mode."""
+        """Return a layer with the arguments and a copy of the weights of torch.nn's layer, in its mode.
+
+        What is frozen there (`requires_grad=False`) is frozen here; a bias, if both of torch's are.
+        """
         name = cls.__name__
         expected = cls.torch_class
         if not isinstance(module, expected):
@@ -37,18 +40,20 @@ class TorchTwin(RecurrentLayer):
             device="meta",
             dtype=like.dtype,
         ).to_empty(device=like.device)  # nothing is drawn, only to be overwritten
-        with torch.no_grad():
-            for index in range(layer.num_layers):
-                for direction in range(layer.directions):
-                    ours, theirs = layer._weights(index, direction), _theirs(module, index, direction)
-                    ours["weight_ih"].copy_(theirs["weight_ih"])
-                    ours["weight_hh"].copy_(theirs["weight_hh"])
-                    if layer.bias:
-                        cls._biases_from_torch(ours, theirs["bias_ih"], theirs["bias_hh"])
+        for index in range(layer.num_layers):
+            for direction in range(layer.directions):
+                ours, theirs = layer._weights(index, direction), _theirs(module, index, direction)
+                for short in ("weight_ih", "weight_hh"):
+                    put(ours[short], theirs[short], learns=theirs[short].requires_grad)
+                if layer.bias:
+                    cls._biases_from_torch(ours, theirs["bias_ih"], theirs["bias_hh"])
         return layer.train(module.training)
 
     def to_torch(self) -> Any:
-        """Return torch.nn's layer with the same arguments and a copy of the weights, in this layer's mode."""
+        """Return torch.nn's layer with the same arguments and a copy of the weights, in this layer's mode.
+
+        What is frozen here (`requires_grad=False`) is frozen there.
+        """
         name = type(self).__name__
         for option in ("zoneout", "recurrent_dropout", "layer_norm"):
             if value := getattr(self, option):
@@ -65,26 +70,36 @@ class TorchTwin(RecurrentLayer):
             device="meta",
             dtype=like.dtype,
         ).to_empty(device=like.device)
-        with torch.no_grad():
-            for index in range(self.num_layers):
-                for direction in range(self.directions):
-                    ours, theirs = self._weights(index, direction), _theirs(module, index, direction)
-                    theirs["weight_ih"].copy_(ours["weight_ih"])
-                    theirs["weight_hh"].copy_(ours["weight_hh"])
-                    if self.bias:
-                        self._biases_to_torch(ours, theirs["bias_ih"], theirs["bias_hh"])
+        for index in range(self.num_layers):
+            for direction in range(self.directions):
+                with torch.enable_grad():  # as in `_theirs`
+                    ours = self._weights(index, direction)
+                theirs = _theirs(module, index, direction)
+                for short in ("weight_ih", "weight_hh"):
+                    put(theirs[short], ours[short], learns=ours[short].requires_grad)
+                if self.bias:
+                    self._biases_to_torch(ours, theirs["bias_ih"], theirs["bias_hh"])
         return module.train(self.training)
 
     @staticmethod
     def _biases_from_torch(ours: Weights, bias_ih: Tensor, bias_hh: Tensor) -> None:
-        ours["bias"].copy_(bias_ih + bias_hh)
+        put(ours["bias"], bias_ih + bias_hh, learns=bias_ih.requires_grad or bias_hh.requires_grad)
 
     @staticmethod
     def _biases_to_torch(ours: Weights, bias_ih: Tensor, bias_hh: Tensor) -> None:
-        bias_ih.copy_(ours["bias"])
-        bias_hh.zero_()
+        learns = ours["bias"].requires_grad
+        put(bias_ih, ours["bias"], learns=learns)
+        put(bias_hh, torch.zeros_like(bias_hh), learns=learns)
 
 
+def put(parameter: Tensor, value: Tensor, *, learns: bool) -> None:
+    """Copy a value into a parameter, and say whether it learns."""
+    with torch.no_grad():
+        parameter.copy_(value)
+    parameter.requires_grad_(learns)
+
+
+@torch.enable_grad()  # a parametrised weight shows whether it learns only then
 def _theirs(module: nn.RNNBase, layer: int, direction: int) -> dict[str, Tensor]:
     suffix = f"_l{layer}" + ("_reverse" if direction else "")
     names = ["weight_ih", "weight_hh"] + (["bias_ih", "bias_hh"] if module.bias else [])

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from mistrnn.layers import _forms
 from mistrnn.layers._forms import Weights
 from mistrnn.layers._recurrence import Step
-from mistrnn.layers._torch_twin import TorchTwin
+from mistrnn.layers._torch_twin import TorchTwin, put
 from mistrnn.layers.gru.reference import gru
 
 
@@ -43,16 +44,17 @@ class GRU(TorchTwin):
     @staticmethod
     def _biases_from_torch(ours: Weights, bias_ih: Tensor, bias_hh: Tensor) -> None:
         hidden = ours["bias_hn"].size(0)
-        ours["bias"].copy_(bias_ih)
-        ours["bias"][: 2 * hidden] += bias_hh[: 2 * hidden]
-        ours["bias_hn"].copy_(bias_hh[2 * hidden :])
+        both = bias_ih[: 2 * hidden] + bias_hh[: 2 * hidden]
+        learns = bias_ih.requires_grad or bias_hh.requires_grad
+        put(ours["bias"], torch.cat([both, bias_ih[2 * hidden :]]), learns=learns)
+        put(ours["bias_hn"], bias_hh[2 * hidden :], learns=bias_hh.requires_grad)
 
     @staticmethod
     def _biases_to_torch(ours: Weights, bias_ih: Tensor, bias_hh: Tensor) -> None:
         hidden = ours["bias_hn"].size(0)
-        bias_ih.copy_(ours["bias"])
-        bias_hh.zero_()
-        bias_hh[2 * hidden :] = ours["bias_hn"]
+        put(bias_ih, ours["bias"], learns=ours["bias"].requires_grad)
+        zeros = bias_hh.new_zeros(2 * hidden)
+        put(bias_hh, torch.cat([zeros, ours["bias_hn"]]), learns=ours["bias_hn"].requires_grad)
 
 
 def _reference(weights: Weights, dropout: Tensor | None, _: Sequence[int] = ()) -> Step:
