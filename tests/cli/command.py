@@ -6,6 +6,22 @@ import pytest
 
 from mistrnn import cli
 
+SMALL = [
+    "--delay",
+    "10",
+    "--hidden",
+    "6",
+    "--delays",
+    "3",
+    "--batch-size",
+    "5",
+    "--steps",
+    "6",
+    "--validate-every",
+    "3",
+]
+"""The flags of a small study of the copy problem with a MIST layer."""
+
 
 class Mist:
     """Runs the command in this process."""

@@ -21,6 +21,7 @@ from mistrnn.kernels import cpu, cuda
 from mistrnn.layers import _checks, _forms
 from mistrnn.layers._forms import FORMS, Form, Run, Weights
 from mistrnn.layers._recurrence import Step, Zoneout, linear
+from mistrnn.layers._signature import shown_signature
 from mistrnn.layers._state import State, StateForm
 from mistrnn.layers._stream import Stream
 from mistrnn.layers._timeline import Timeline
@@ -69,7 +70,8 @@ class RecurrentLayer(nn.Module, ABC):
         """
         super().__init_subclass__(**options)
         if "__init__" in vars(cls):
-            cls.__signature__ = _signature(cls)
+            above = next(base for base in cls.__mro__[1:] if issubclass(base, RecurrentLayer))
+            cls.__signature__ = shown_signature(cls, above)
 
     def __init__(
         self,
@@ -474,24 +476,6 @@ def _tell_once(text: str) -> None:
     if text not in _told:
         _told.add(text)
         warnings.warn(text, stacklevel=2)
-
-
-def _signature(kind: type[RecurrentLayer]) -> inspect.Signature | None:
-    """Return the arguments that a constructor names and, in place of `**options`, those of the class above it."""
-    own = list(inspect.signature(vars(kind)["__init__"]).parameters.values())[1:]
-    named = [argument for argument in own if argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)]
-    if not any(argument.kind is argument.VAR_KEYWORD for argument in own):
-        return None
-    by_position = any(argument.kind is argument.VAR_POSITIONAL for argument in own)
-    names = {argument.name for argument in named}
-    above = next(base for base in kind.__mro__[1:] if issubclass(base, RecurrentLayer))
-    for argument in inspect.signature(above).parameters.values():
-        if argument.name not in names:
-            named.append(argument if by_position else argument.replace(kind=argument.KEYWORD_ONLY))
-    try:
-        return inspect.Signature(sorted(named, key=lambda argument: argument.kind))
-    except ValueError:  # an argument without a default after one with: Python has no way to write it
-        return None
 
 
 def _is_traced() -> bool:

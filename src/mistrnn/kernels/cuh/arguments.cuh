@@ -66,6 +66,17 @@ DEVICE float tanh_of(float x) {
 DEVICE double sigmoid_of(double x) { return 1 / (1 + exp(-x)); }
 DEVICE float sigmoid_of(float x) { return reciprocal(1 + exp_of(-x)); }
 
+// The next bfloat16 part of eight numbers, which is taken away from them.
+DEVICE uint4 next_part(float (&left)[8]) {
+  unsigned part[4];
+#pragma unroll
+  for (int n = 0; n < 4; n++) {
+    part[n] = rounded(left[2 * n], left[2 * n + 1]);
+    left[2 * n] -= as_float(part[n] << 16), left[2 * n + 1] -= as_float(part[n] & 0xffff0000u);
+  }
+  return {part[0], part[1], part[2], part[3]};
+}
+
 // Lay out a tile of 16 x 16 weights, in parts, as the tensor cores want it: 16 bytes of each part for a lane.
 template <class Weight> DEVICE void pack_parts(int lane, uint4* to, Weight weight) {
   const int q = lane >> 2, c = lane & 3;
@@ -73,13 +84,5 @@ template <class Weight> DEVICE void pack_parts(int lane, uint4* to, Weight weigh
 #pragma unroll
   for (int n = 0; n < 8; n++) left[n] = weight(q + (n & 2) * 4, 4 * c + (n & 4) / 2 + (n & 1));  // row, place along k
 #pragma unroll
-  for (int p = 0; p < P; p++) {
-    unsigned parts[4];
-#pragma unroll
-    for (int n = 0; n < 4; n++) {
-      parts[n] = rounded(left[2 * n], left[2 * n + 1]);
-      left[2 * n] -= as_float(parts[n] << 16), left[2 * n + 1] -= as_float(parts[n] & 0xffff0000u);
-    }
-    to[p * 32 + lane] = {parts[0], parts[1], parts[2], parts[3]};
-  }
+  for (int p = 0; p < P; p++) to[p * 32 + lane] = next_part(left);
 }

@@ -37,15 +37,7 @@ template <class Weight> DEVICE void pack_tile(int lane, char* to, Weight weight)
 #pragma unroll
     for (int k = 0; k < 8; k++) left[k] = weight(row / 16 * 16 + row % 8 * 2 + row % 16 / 8, place + k);
 #pragma unroll
-    for (int p = 0; p < P; p++) {
-      unsigned part[4];
-#pragma unroll
-      for (int k = 0; k < 4; k++) {
-        part[k] = rounded(left[2 * k], left[2 * k + 1]);
-        left[2 * k] -= as_float(part[k] << 16), left[2 * k + 1] -= as_float(part[k] & 0xffff0000u);
-      }
-      *(uint4*)(to + p * kTile + byte_of(row, place)) = {part[0], part[1], part[2], part[3]};
-    }
+    for (int p = 0; p < P; p++) *(uint4*)(to + p * kTile + byte_of(row, place)) = next_part(left);
   }
 }
 
