@@ -27,6 +27,7 @@ from mistrnn.layers import GRU, LAYERS, LSTM, MIST, NARX, RNN, Clockwork, Recurr
 from mistrnn.training.capture import Captured
 
 STEPS, BATCH, TRIALS, IN_A_ROW = 784, 100, 50, 5
+INPUTS = 13  # of the rows with several: as many as the features of speech in table 3
 
 
 def milliseconds(function: Callable[[], Any], repeats: int = 9, in_a_row: int = 1) -> float:
@@ -51,9 +52,9 @@ def last_step(result: Any) -> Tensor:
     return h.flatten(0, -3)[-1]
 
 
-def training(layer: nn.Module, steps: int = STEPS, batch: int = BATCH) -> float:
+def training(layer: RecurrentLayer | nn.RNNBase, steps: int = STEPS, batch: int = BATCH) -> float:
     """Time a run forwards and backwards with the loss at the last step."""
-    x = torch.randn(steps, batch, 1, device="cuda")
+    x = torch.randn(steps, batch, layer.input_size, device="cuda")
     parameters = list(layer.parameters())
 
     def run() -> None:
@@ -74,7 +75,7 @@ def many(layer: RecurrentLayer, trials: int = TRIALS, steps: int = STEPS) -> tup
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     stacked = {name: p.detach().expand(trials, *p.shape).clone() for name, p in layer.named_parameters()}
-    x = torch.randn(trials, steps, BATCH, 1, device="cuda")
+    x = torch.randn(trials, steps, BATCH, layer.input_size, device="cuda")
 
     def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
         return last_step(functional_call(layer, parameters, (x,))).square().sum()
@@ -192,6 +193,19 @@ def table(precision: str, rates: tuple[float, float]) -> list[str]:
             time_many / TRIALS,
             other,
             wanted,
+            floor(layer, TRIALS, rates) / TRIALS,
+            f" ({time_many:.1f} in all, {taken:.1f} GiB)",
+        )
+    cudnn_several = training(nn.LSTM(INPUTS, 100, **device))
+    for layer in (MIST(INPUTS, 139, **device), LSTM(INPUTS, 100, **device)):
+        name, against = f"{type(layer).__name__} {layer.hidden_size}", "against cuDNN LSTM 100"
+        row(f"{name} with {INPUTS} inputs, {against}", training(layer), cudnn_several, "", floor(layer, 1, rates))
+        time_many, taken = many(layer)
+        row(
+            f"50 trials of {name} with {INPUTS} inputs, per trial, {against}",
+            time_many / TRIALS,
+            cudnn_several,
+            "",
             floor(layer, TRIALS, rates) / TRIALS,
             f" ({time_many:.1f} in all, {taken:.1f} GiB)",
         )

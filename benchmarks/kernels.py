@@ -1,8 +1,8 @@
 """How long each kernel of a training step takes on the GPU, by torch's profiler: where the times of benchmarks/gpu.py go.
 
-    python benchmarks/kernels.py [--layers mist,lstm] [--trials 1,50] [--precision high] [--define NAME=VALUE ...]
+    python benchmarks/kernels.py [--layers mist,lstm] [--trials 1,50] [--inputs 1] [--precision high] [--define NAME=VALUE ...]
 
-1 input, batch 100, 784 steps, the loss at the last step, the sizes of table 1. `--define` hands a constant to the compiler of
+Batch 100, 784 steps, the loss at the last step, the sizes of table 1. `--define` hands a constant to the compiler of
 the kernels: how variants of them are compared in one run.
 """
 
@@ -31,7 +31,7 @@ def training_step(layer: RecurrentLayer, trials: int) -> Callable[[], Any]:
         return last_step(functional_call(layer, parameters, (x,))).square().sum()
 
     own = {name: parameter.detach() for name, parameter in layer.named_parameters()}
-    x = torch.randn(trials, STEPS, BATCH, 1, device="cuda")
+    x = torch.randn(trials, STEPS, BATCH, layer.input_size, device="cuda")
     if trials == 1:
         return lambda: grad(loss)(own, x[0])
     stacked = {name: parameter.expand(trials, *parameter.shape).clone() for name, parameter in own.items()}
@@ -65,13 +65,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", default=",".join(SIZES))
     parser.add_argument("--trials", default="1,50")
+    parser.add_argument("--inputs", type=int, default=1)
     parser.add_argument("--precision", default="high", choices=["high", "highest"])
     parser.add_argument("--define", action="append", default=[])
     given = parser.parse_args()
     torch.set_float32_matmul_precision(given.precision)
     _nvrtc.OPTIONS = (*_nvrtc.OPTIONS, *(f"-D{constant}" for constant in given.define))
     for name in given.layers.split(","):
-        layer = LAYERS[name](1, SIZES[name], device="cuda")
+        layer = LAYERS[name](given.inputs, SIZES[name], device="cuda")
         for trials in map(int, given.trials.split(",")):
             for kernel, times in kernel_times(training_step(layer, trials)).items():
                 if sum(times) >= 0.01:

@@ -53,6 +53,15 @@ def test_no_variant_spills_registers(name: str, capability: int, hidden: int) ->
 
 
 @every_fused_layer
+@pytest.mark.parametrize(("capability", "hidden"), [(80, 139), (90, 139), (90, 1024), (100, 139)])
+def test_no_variant_with_several_inputs_spills_registers(name: str, capability: int, hidden: int) -> None:
+    hidden -= hidden % 8 if name == "clockwork" else 0
+    if capability < OLDEST_WITH_CLUSTERS:
+        hidden = min(hidden, MAX_HIDDEN_ALONE[name])
+    assert spilled(fitting(problem(name, False, hidden, inline=False), capability)) == 0
+
+
+@every_fused_layer
 @pytest.mark.parametrize("capability", [90, 100])
 @pytest.mark.parametrize(("hidden", "cluster"), [(100, 2), (139, 3), (198, 4)])
 def test_no_variant_of_few_sequences_spills_registers(name: str, capability: int, hidden: int, cluster: int) -> None:
@@ -198,12 +207,15 @@ def test_sequences_have_blocks_of_their_own_while_multiprocessors_are_idle(monke
     monkeypatch.setattr(choices, "capability_of", lambda device: 90)
     monkeypatch.setattr(choices, "multiprocessors", lambda device: 132)
 
-    def rows(trials: int, batch: int, backward: bool = False, **options: Any) -> int:
-        asked = problem("mist", backward, 139, **options)
+    def rows(
+        trials: int, batch: int, backward: bool = False, name: str = "mist", hidden: int = 139, **options: Any
+    ) -> int:
+        asked = problem(name, backward, hidden, **options)
         return choices.choose(asked, trials, batch, torch.device("cuda")).launch.rows
 
     assert [rows(1, 1), rows(1, 44), rows(1, 45), rows(11, 4), rows(132, 1), rows(133, 1)] == [1, 1, 8, 1, 1, 8]
     assert [rows(1, 132, parts=3), rows(1, 133, parts=3)] == [1, 8]
+    assert [rows(1, batch, name="rnn", hidden=198, parts=3) for batch in (100, 132, 133)] == [1, 1, 8]
     assert rows(1, 1, backward=True) == 8
     assert rows(1, 1, parts=1) == 8
     assert rows(1, 1, parts=0, double=True) == 8

@@ -34,6 +34,11 @@ def serves(problem: Problem, capability: int) -> bool:
     return problem.cell in CELLS and plain and problem.hidden % 128 == 0 and capability >= OLDEST_WITH_CLUSTERS
 
 
+def is_grouped(problem: Problem, capability: int) -> bool:
+    """Return whether groups of four warps multiply together; three parts need more sums than there are registers for."""
+    return capability == GENERATION_WITH_GROUPS and problem.parts < 3
+
+
 @dataclass(frozen=True)
 class WideVariant:
     """The kernels of one direction."""
@@ -52,8 +57,8 @@ class WideVariant:
 
     @property
     def grouped(self) -> bool:
-        """Whether groups of four warps multiply together; three parts need more sums than there are registers for."""
-        return self.capability == GENERATION_WITH_GROUPS and self.problem.parts < 3
+        """Whether groups of four warps multiply together."""
+        return is_grouped(self.problem, self.capability)
 
     @property
     def architecture(self) -> str:

@@ -7,7 +7,7 @@ import torch
 
 from mistrnn.kernels._outer import OuterVariant
 from mistrnn.kernels._variant import OLDEST_WITH_CLUSTERS, Launch, Problem, Variant, block_memory
-from mistrnn.kernels._wide import WideVariant, serves, wide_variant
+from mistrnn.kernels._wide import WideVariant, is_grouped, serves, wide_variant
 
 CLUSTERS = (1, 2, 4, 8)
 LARGE_CLUSTER, FEW_WARPS, MOST_WARPS = 8, 4, 16
@@ -18,10 +18,14 @@ AT_LEAST = {("lstm", 139): 3, ("narx", 64): 2}
 
 MOST_BLOCKS_ALONE = {2: 1, 3: 3}
 """Blocks of one sequence, for each multiprocessor, that are faster than blocks of eight, by parts: same place, 2026-11-16."""
+MOST_OF_ONE_GATE_ALONE = {2: 1, 3: 4}
+"""The same of the cells with one gate; measured with RNN 198."""
 
 
-MANY = {"mist": (512, 3 * 2**27), "lstm": (256, 2**28)}
+MANY = {"mist": (512, 3 * 2**26), "lstm": (256, 3 * 2**25)}
 """Units, and multiply-adds of one matrix in a step of all trials, from which on they advance together: 2026-11-16."""
+WARPS_ALONE = 2
+"""So many times as many are needed where groups of warps cannot multiply together: same place."""
 
 
 def choose(
@@ -29,7 +33,9 @@ def choose(
 ) -> Variant | WideVariant:
     """Return the variant for a problem on a device; it is told the cluster if there are records of a run forwards."""
     capability = capability_of(device)
-    if cluster == 0 or (cluster is None and serves(problem, capability) and are_many(problem, trials * batch)):
+    if cluster == 0 or (
+        cluster is None and serves(problem, capability) and are_many(problem, trials * batch, capability)
+    ):
         wide = wide_variant(problem, trials, batch, capability, multiprocessors(device))
         if cluster == 0 or wide.fits:
             return wide
@@ -37,20 +43,26 @@ def choose(
         cluster = spread(problem, trials * -(-batch // Launch.rows), device)
     found = fitting(problem, capability, cluster)
     blocks = trials * batch * found.launch.cluster
-    if serves_one(found) and blocks <= MOST_BLOCKS_ALONE[problem.parts] * multiprocessors(device):
+    if serves_one(found) and blocks <= most_alone(problem) * multiprocessors(device):
         return alone(found)
     return found
 
 
-def are_many(problem: Problem, sequences: int) -> bool:
+def are_many(problem: Problem, sequences: int, capability: int) -> bool:
     """Return whether so many sequences of all trials are faster when they advance together."""
     units, products = MANY[problem.cell]
-    return problem.hidden >= units and sequences * problem.hidden**2 >= products
+    least = products if is_grouped(problem, capability) else WARPS_ALONE * products
+    return problem.hidden >= units and sequences * problem.hidden**2 >= least
 
 
 def serves_one(variant: Variant) -> bool:
     """Return whether sequences can have blocks of their own: forwards, in float32, a unit a thread."""
     return not variant.problem.backward and variant.problem.parts in MOST_BLOCKS_ALONE and variant.launch.stack == 1
+
+
+def most_alone(problem: Problem) -> int:
+    """Return how many blocks of one sequence a multiprocessor may have to go through."""
+    return (MOST_OF_ONE_GATE_ALONE if problem.cell in ("rnn", "clockwork") else MOST_BLOCKS_ALONE)[problem.parts]
 
 
 @cache

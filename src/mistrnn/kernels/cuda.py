@@ -112,9 +112,6 @@ def _forward(plan: Plan, inputs: Inputs) -> tuple[Tensor | None, ...]:
         saved.zero_()  # the run backwards reads the places of eight sequences, however few there are
     if not plan.problem.inline:
         projected = product(run.x.flatten(1, 2), there(run.inputs, "weight_ih").mT)
-        bias = run.inputs["bias"]
-        if bias is not None and run.inputs["gain"] is None:
-            projected += bias.unsqueeze(1)
         run.point("projected", projected)
     if run.E and run.B:
         run.launch()

@@ -90,6 +90,7 @@ template <class Load, class Store> DEVICE void in_batches(int count, Load load, 
 struct Block {
   static constexpr int kStep = kRecord * 32 * kPlaces;      // from one step to the next in a warp's stream
   static constexpr int kExtraStep = EXTRA_RECORD * 32 * kRecordRows * kSlots;  // ... and in that of the delays
+  static constexpr int kSoon = 4;  // steps ahead of which memory is told
 
   const Arguments& args;
   char* u;       // what a product reads, in parts: [buffers, R, kStride]
@@ -147,6 +148,8 @@ struct Block {
     gradient_now = args.dz + e * args.T * args.B * kColumnStride + at(first, 0, kColumnStride);
     mixed_now = args.mixed + e * args.T * args.B * MIXED_STRIDE + at(first, 0, MIXED_STRIDE);
     hold(output_now), hold(gradient_now), hold(mixed_now);
+    projected_now = args.projected + e * args.T * args.B * kG + at(0, 0, kG);
+    if (!kInline && !BACKWARD) hold(projected_now);
     x_now = args.x + e * args.x_trial + first * args.x_time + row * args.x_sequence;
     outer_now = args.d_output + e * args.d_output_trial + first * args.d_output_time + row * args.d_output_sequence + unit;
     hold(x_now), hold(outer_now);
@@ -154,9 +157,10 @@ struct Block {
     for (int n = threadIdx.x; n < kBuffers * R * kStride / 4; n += KS * W * 32) ((unsigned*)u)[n] = 0;
   }
   // Places of the thread's first number at the step that comes next, in tensors that it goes through once. With kReverse,
-  // x, output and d_output are found by their time instead.
+  // x, projected, output and d_output are found by their time instead.
   Real *output_now, *gradient_now, *mixed_now;
   const Real *x_now, *outer_now;  // of the first sequence
+  const Real* projected_now;
 
   METHOD void store(Real* now, int width, const Values& v) const {
     EACH_VALUE if (has(i)) {
@@ -210,6 +214,24 @@ struct Block {
                                   : x_now[sequence_of(j) * args.x_sequence];
     }
     x_now += BACKWARD ? -args.x_time : args.x_time;
+  }
+
+  // Where the products of several inputs stand for the thread's j-th sequence at step s, and its first unit.
+  METHOD const Real* projected_at(int s, int j) const {
+    if (!kReverse) return projected_now + sequence_of(j) * kG;
+    return args.projected + ((e * args.T + time(s, j)) * args.B + row + sequence_of(j)) * kG + unit;
+  }
+  // Tell memory of what the warp will need of them a few steps later, from one row of the parameters on: 32 bytes a lane.
+  METHOD void prefetch_projected(int s, int first_row) const {
+    constexpr int kPiece = 32 / (int)sizeof(Real), kPieces = 16 * TW / kPiece;
+    if (kReverse || s + kSoon >= (int)args.T) return;
+    const int first = cta * kUnits + warp * 16 * TW;  // unit
+    const Real* from = projected_now - sequence * kG - (unit - first) + kSoon * args.B * kG + first_row;
+#pragma unroll
+    for (int n = lane; n < R * kPieces; n += 32) {
+      const int nth = n / kPieces, piece = n % kPieces * kPiece;
+      if (blockIdx.x / C * R + nth < args.B && first + piece < H) prefetch(from + nth * kG + piece);
+    }
   }
 
   // Read or write a state [M, B, H] of this trial.

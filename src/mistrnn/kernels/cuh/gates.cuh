@@ -19,6 +19,8 @@ template <class Cell> struct Gates {
   Values h;     // forwards the state before this step; backwards what a step sends to it beside the products
   Values drop;
   Real table[Cell::kGates][kTableRows][2 * TW], extra_table[kSlots][kTableRows];
+  Values projected[Cell::kGates];      // of several inputs: their products with the weights, at this step
+  Real projected_extra[kSlots][kRows];
   Real sum[Cell::kGradients][kKinds][2 * TW], sum_extra[kSlots][kKinds];  // backwards, over all of the thread's sequences
 
   static METHOD constexpr int unit_index(int i) { return i / (4 * NT) * 2 + i / 2 % 2; }
@@ -27,7 +29,7 @@ template <class Cell> struct Gates {
     const Arguments& args = k.args;
     EACH_VALUE drop[i] = k.dropout(i);
     auto fill = [&](Real(&to)[kTableRows], int row, bool exists) {
-      to[0] = exists && kBias && (kNorm || kInline) ? args.bias[k.e * args.bias_trial + row] : Real(0);
+      to[0] = exists && kBias ? args.bias[k.e * args.bias_trial + row] : Real(0);
       if (kInline) to[kInline] = exists ? args.weight_ih[k.e * args.weight_ih_trial + row] : Real(0);
       if (kNorm) to[kTableRows - 1] = exists ? args.gain[k.e * args.gain_trial + row] : Real(0);
     };
@@ -44,22 +46,37 @@ template <class Cell> struct Gates {
     if (Cell::kExtra > 0) EACH_SLOT fill(extra_table[slot], d, d < D);
   }
 
+  // Ask for what gate g needs of the input of step s: while a product is under way, because memory takes long to answer.
+  METHOD void load_projected(Block& k, int s, int g) {
+    if (kInline) return;
+    EACH_VALUE {
+      const Real* from = k.projected_at(s, row_of(i)) + Cell::gate_row(g) + unit_of(i);
+      projected[g][i] = k.has(i) && k.is_active(s, i) ? *from : Real(0);
+    }
+    k.prefetch_projected(s, Cell::gate_row(g));
+  }
+  METHOD void load_projected_extra(Block& k, int s) {
+    if (kInline) return;
+    EACH_SLOT EACH_ROW
+      projected_extra[slot][j] = d < D && k.in_batch(j) && k.active(s, j) ? k.projected_at(s, j)[d - k.unit] : Real(0);
+  }
+  // ... all gates.
+  METHOD void load_input(Block& k, int s) {
+    k.load_x(s);
+#pragma unroll
+    for (int g = 0; g < Cell::kGates; g++) load_projected(k, s, g);
+  }
+
   // v += the input's share of gate g, with the bias unless it comes after the norm.
-  METHOD void add_input(Block& k, int s, int g, Values& v) {
-    if (kInline) {
-      EACH_VALUE {
-        v[i] += table[g][kInline][unit_index(i)] * k.x[row_of(i)];
-        if (!kNorm) v[i] += table[g][0][unit_index(i)];
-      }
-    } else {
-      const Real* from = k.args.projected + k.e * k.args.T * k.args.B * kG + Cell::gate_row(g);
-      EACH_VALUE if (k.has(i) && k.is_active(s, i)) v[i] += from[k.at_time(s, i, kG)];
+  METHOD void add_input(Block& k, int g, Values& v) const {
+    EACH_VALUE {
+      v[i] += kInline ? table[g][kInline][unit_index(i)] * k.x[row_of(i)] : projected[g][i];
+      if (!kNorm) v[i] += table[g][0][unit_index(i)];
     }
   }
-  METHOD Real extra_input(Block& k, int s, int slot, int d, int j) {
-    if (kInline) return extra_table[slot][kInline] * k.x[j] + (kNorm ? Real(0) : extra_table[slot][0]);
-    if (!k.in_batch(j) || !k.active(s, j)) return 0;
-    return k.args.projected[((k.e * k.args.T + k.time(s, j)) * k.args.B + k.row + sequence_of(j)) * kG + d];
+  METHOD Real extra_input(Block& k, int slot, int j) const {
+    const Real given = kInline ? extra_table[slot][kInline] * k.x[j] : projected_extra[slot][j];
+    return kNorm ? given : given + extra_table[slot][0];
   }
 
   // Layer norm over the units of gate g, or of each group of it: norm(v) * gain + bias.
@@ -150,6 +167,7 @@ template <class Cell> struct Gates {
     } else {
       k.store(k.output_now, H, now);
       k.output_now += k.args.B * H;
+      k.projected_now += k.args.B * kG;
     }
   }
   METHOD void new_state(Block& k, int s, Values& fresh) {

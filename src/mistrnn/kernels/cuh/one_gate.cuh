@@ -16,7 +16,7 @@ struct OneGateCell : Gates<OneGate> {
   METHOD int first_step(Block&) { return 0; }
   template <int PHASE> METHOD void read_ahead(Block& k, int s) {
     if (BACKWARD) load(k, s - 1);
-    else k.load_x(s);
+    else load_input(k, s);
   }
   METHOD void finish(Block& k, Real (&z)[1][kValues]) {
     if (BACKWARD) finish_backward(k, z[0]);

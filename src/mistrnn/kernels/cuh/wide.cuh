@@ -119,7 +119,7 @@ struct GateInput {
   METHOD GateInput(const Step& k, int row) : at(row + k.unit) {
     const Arguments& args = k.args;
     EACH_UNIT weight.v[i] = kInline ? args.weight_ih[k.e * args.weight_ih_trial + at + i] : 0;
-    EACH_UNIT bias.v[i] = kInline && kBias ? args.bias[k.e * args.bias_trial + at + i] : 0;
+    EACH_UNIT bias.v[i] = kBias ? args.bias[k.e * args.bias_trial + at + i] : 0;
   }
   METHOD void add(const Step& k, int b, Four& v) const {
     if (kInline) {
@@ -127,7 +127,7 @@ struct GateInput {
       EACH_UNIT v.v[i] += weight.v[i] * x + bias.v[i];
     } else {
       const float* projected = k.args.projected + k.row(k.s, b, kG) + at;
-      EACH_UNIT v.v[i] += projected[i];
+      EACH_UNIT v.v[i] += projected[i] + bias.v[i];
     }
   }
 };

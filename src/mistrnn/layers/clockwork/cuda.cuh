@@ -43,7 +43,7 @@ struct Clockwork : OneGateCell {
 
   template <int PHASE> METHOD void forward(Block& k, int s, Real (&z)[1][kValues]) {
     Values& v = z[0];
-    add_input(k, s, 0, v);
+    add_input(k, 0, v);
     norm(k, s, 0, v);
     EACH_VALUE v[i] = ticks(k, s, i) ? tanh_of(v[i]) : h[i];  // (1) (2)
     new_state(k, s, v);

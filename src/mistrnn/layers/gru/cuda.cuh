@@ -26,13 +26,13 @@ struct Gru : Gates<GruGates> {
   METHOD int first_step(Block&) { return 0; }
   template <int PHASE> METHOD void read_ahead(Block& k, int s) {
     if (BACKWARD) load(k, s - 1);
-    else k.load_x(s);
+    else load_input(k, s);
   }
 
   template <int PHASE> METHOD void forward(Block& k, int s, Real (&z)[3][kValues]) {
     Values &r = z[0], &update = z[1], &y = z[2], n, fresh;
     EACH_VALUE y[i] += bias_hn[unit_index(i)], n[i] = 0;
-    add_input(k, s, 0, r), add_input(k, s, 1, update), add_input(k, s, 2, n);
+    add_input(k, 0, r), add_input(k, 1, update), add_input(k, 2, n);
     norm(k, s, 0, r), norm(k, s, 1, update);
     EACH_VALUE {
       r[i] = sigmoid_of(r[i]), update[i] = sigmoid_of(update[i]);                       // (1) (2)

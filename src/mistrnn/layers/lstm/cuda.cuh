@@ -24,13 +24,13 @@ struct Lstm : Gates<LstmGates> {
 
   template <int PHASE> METHOD void read_ahead(Block& k, int s) {
     if (BACKWARD) load(k, s - 1);
-    else k.load_x(s);
+    else load_input(k, s);
   }
   template <int PHASE> METHOD void forward(Block& k, int s, Real (&gate)[4][kValues]) {
     Values fresh;
 #pragma unroll
     for (int g = 0; g < 4; g++) {
-      add_input(k, s, g, gate[g]);
+      add_input(k, g, gate[g]);
       norm(k, s, g, gate[g]);
       EACH_VALUE gate[g][i] = g == kGate ? tanh_of(gate[g][i]) : sigmoid_of(gate[g][i]);  // (1) (2) (3) (4)
     }

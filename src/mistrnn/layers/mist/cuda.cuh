@@ -18,7 +18,7 @@ struct Mist : Gates<MistGates> {
   enum { kR, kH };
   typedef Real OfDelays[kSlots][kRows];  // numbers of the delays that are this lane's
 
-  static constexpr int kSoon = 4;  // steps ahead of which memory is told
+  static constexpr int kSoon = Block::kSoon;
   Values history[D];  // the states that the next step mixes
   OfDelays a;
 
@@ -64,8 +64,8 @@ struct Mist : Gates<MistGates> {
   METHOD int first_step(Block&) { return 0; }
   template <int PHASE> METHOD void read_ahead(Block& k, int s) {
     if (!BACKWARD) {
-      if (PHASE == 0) k.load_x(s);
-      else load_history(k, s + 1), prefetch_history(k, s + kSoon);
+      if (PHASE == 0) k.load_x(s), load_projected(k, s, kR), load_projected_extra(k, s);
+      else load_projected(k, s, kH), load_history(k, s + 1), prefetch_history(k, s + kSoon);
     } else if (PHASE == 0) {
       load_mixture(k, s);
       if (s >= kSoon) {
@@ -130,10 +130,10 @@ struct Mist : Gates<MistGates> {
   }
   METHOD void mix(Block& k, int s, Values& r) {
     Values m;
-    EACH_SLOT EACH_ROW a[slot][j] = extra_input(k, s, slot, d, j);
+    EACH_SLOT EACH_ROW a[slot][j] = extra_input(k, slot, j);
     add_shares(k, a);
     EACH_SLOT EACH_ROW if (d >= D) a[slot][j] = Real(-1e30);
-    add_input(k, s, kR, r);
+    add_input(k, kR, r);
     norm_extra(k, s, a);
     norm(k, s, kR, r);
     EACH_ROW {
@@ -169,7 +169,7 @@ struct Mist : Gates<MistGates> {
     if (kSave) store_all(k.record(s, 1), r), store_extra(k, s, 0, a);
   }
   METHOD void renew(Block& k, int s, Values& v) {
-    add_input(k, s, kH, v);
+    add_input(k, kH, v);
     norm(k, s, kH, v);
     EACH_VALUE v[i] = tanh_of(v[i]);                                                    // (4)
     new_state(k, s, v, [&] { share_softmax(k); });

@@ -33,11 +33,11 @@ PHASE phase_0(const GRID_CONSTANT Call call) {
   const GateInput input(k, kRowR);
   const int own = k.lane < D ? k.lane : 0;
   const float weight = kInline ? args.weight_ih[k.e * args.weight_ih_trial + own] : 0;
-  const float bias = kInline && kBias ? args.bias[k.e * args.bias_trial + own] : 0;
+  const float bias = kBias ? args.bias[k.e * args.bias_trial + own] : 0;
   for (int b = k.first(); b < k.end(); b++) {
     Four history[D], m = {{0, 0, 0, 0}}, r = load(k.z(b) + k.unit);
     EACH_DELAY history[d] = load(k.state(k.s - delay(d), b));
-    float a = k.z(b)[H + own] + (kInline ? weight * k.x(b) + bias : args.projected[k.row(k.s, b, kG) + own]);
+    float a = k.z(b)[H + own] + (kInline ? weight * k.x(b) : args.projected[k.row(k.s, b, kG) + own]) + bias;
     if (k.lane >= D) a = -1e30f;
     float top = a;
 #pragma unroll

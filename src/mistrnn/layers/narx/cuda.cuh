@@ -69,7 +69,8 @@ struct Narx : Gates<NarxGates> {
   METHOD int first_step(Block& k) { return any_before ? 1 - M : 0; }
 
   template <int PHASE> METHOD void read_ahead(Block& k, int s) {
-    if (!BACKWARD && s >= 0) k.load_x(s);
+    if (BACKWARD) load(k, s - 1);
+    else if (s >= 0) load_input(k, s);
   }
   // The product that comes before step s is that of the state before it.
   template <int PHASE> METHOD void forward(Block& k, int s, Real (&z)[D][kValues]) {
@@ -83,7 +84,7 @@ struct Narx : Gates<NarxGates> {
     hide(k, s, h);
     Values v;
     take(s, v);
-    add_input(k, s, 0, v);
+    add_input(k, 0, v);
     norm(k, s, 0, v);
     EACH_VALUE v[i] = tanh_of(v[i]);  // (1)
     new_state(k, s, v);
@@ -92,7 +93,7 @@ struct Narx : Gates<NarxGates> {
     if (!BACKWARD) return finish_forward(k);
     if (k.args.T > 0) give_back(k, 0, z);
     for (int m = M - 1; m >= 0 && k.args.d_initial_h; m--) {
-      Values dh, outer;
+      Values dh;
       take(m - M, dh);
       load_outer(k, m - M, outer);
       EACH_VALUE {
@@ -103,6 +104,18 @@ struct Narx : Gates<NarxGates> {
     }
   }
 
+  Values state, outer;  // read one step ahead
+
+  METHOD void load(Block& k, int s) {
+    if (s < 0) return;
+    load_all(k.record(s, 0), state);
+    load_outer(k, s, outer);
+    k.load_x(s);
+  }
+  METHOD void begin_backward(Block& k) {
+    Gates<NarxGates>::begin_backward(k);
+    load(k, (int)k.args.T - 1);
+  }
   // What step s sends to the states that it read.
   METHOD void give_back(Block& k, int s, Real (&z)[D][kValues]) const {
     EACH_DELAY {
@@ -114,11 +127,8 @@ struct Narx : Gates<NarxGates> {
     }
   }
   template <int PHASE> METHOD void backward(Block& k, int s, Real (&z)[D][kValues]) {
-    Values dh, outer, state;
-    k.load_x(s);
+    Values dh;
     if (s + 1 < (int)k.args.T) give_back(k, s + 1, z);
-    load_all(k.record(s, 0), state);
-    load_outer(k, s, outer);
     take(s, dh);
     EACH_VALUE {
       if (s + 1 < k.end(row_of(i)) && k.sees(s + 1, 1, row_of(i))) dh[i] += h[i];

@@ -6,7 +6,7 @@
 struct Rnn : OneGateCell {
   template <int PHASE> METHOD void forward(Block& k, int s, Real (&z)[1][kValues]) {
     Values& v = z[0];
-    add_input(k, s, 0, v);
+    add_input(k, 0, v);
     norm(k, s, 0, v);
     EACH_VALUE v[i] = tanh_of(v[i]);  // (1)
     new_state(k, s, v);
