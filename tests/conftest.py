@@ -14,7 +14,13 @@ torch.set_num_threads(1)  # tests run in parallel processes, one per core
 
 # The same examples on every machine and every run; a deadline would only measure how busy the machine is.
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=20, print_blob=True)
+hypothesis.settings.register_profile("gpu", hypothesis.settings.get_profile("default"), max_examples=6)
 hypothesis.settings.load_profile("default")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("markexpr") == "gpu":  # where every example has kernels of its own to compile
+        hypothesis.settings.load_profile("gpu")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
