@@ -125,5 +125,14 @@ def test_figure3_shortened_says_so_and_ends_with_a_page(mist: Mist, tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "copy-10-mist-seed-0",
         "copy-10-rnn-seed-0",
+        "figure3.csv",
+        "figure3.png",
+        "figure3.svg",
         "report.html",
     ]
+    status, out, _ = mist("reproduce", "figure3", "--delays", 20, *shorter[2:])
+    assert (status, "figure3.png" in out) == (0, True)
+    points = [line.split(",") for line in (tmp_path / "figure3.csv").read_text().splitlines()[1:]]
+    assert [point[:3] for point in points] == [  # what the first command has left, too
+        ["10", "rnn", "203"], ["10", "mist", "141"], ["20", "rnn", "203"], ["20", "mist", "141"],
+    ]  # fmt: skip

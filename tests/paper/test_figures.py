@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from mistrnn.paper import figure1, figure2
-from mistrnn.report import draw_figure2
+from mistrnn.paper import figure1, figure2, figure3
+from mistrnn.paper.comparison import run_rows
+from mistrnn.report import draw_figure2, draw_figure3
+from mistrnn.report.figure3 import MOST_POINTS
 from mistrnn.tasks import make_task
-from mistrnn.training import Study
+from mistrnn.training import Recorded, Study, study_task
 from tests.tasks.idx_files import write_mnist
 
 
@@ -70,3 +72,38 @@ real_study = figure2.study
 def small_study(row: figure2.Row, **settings: int) -> Study:
     made = real_study(row, **settings)
     return Study(**{**made.as_dict(), "batch_size": 10, "task_settings": {"last_pixels": 25}})
+
+
+def test_figure3_shows_the_best_curves_of_each_seed_and_counts_all_that_are_solved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = [row for row in figure3.rows([10]) if row.study.layer == "rnn"]
+    run_rows(chosen, tmp_path, [0, 1], study_task, trials=3, steps=50, device="cpu")
+    errors = [
+        trial["val_error"] for seed in (0, 1) for trial in Recorded(tmp_path / f"copy-10-rnn-seed-{seed}").trials()
+    ]
+    monkeypatch.setattr(figure3, "SOLVED", sorted(errors)[2])
+    (shown,) = figure3.best_curves(tmp_path)
+    assert (shown.delay, shown.label, shown.solved, shown.trials) == (10, "RNN, 203 units", 2, 6)
+    assert [curve.seed for curve in shown.curves] == [0, 1]
+    for curve in shown.curves:
+        recorded = Recorded(tmp_path / f"copy-10-rnn-seed-{curve.seed}")
+        columns = recorded.curves()
+        own = columns["trial"] == recorded.best_trial()
+        assert curve.trial == recorded.best_trial()
+        assert curve.points == tuple(zip([25, 50], columns["val_error"][own].tolist(), strict=True))
+    header, *points = draw_figure3([shown], tmp_path)[2].read_text().splitlines()
+    assert header == "delay,layer,hidden,seed,trial,step,val_error"
+    first = shown.curves[0]
+    assert points[0] == f"10,rnn,203,0,{first.trial},25,{first.points[0][1]}"
+    assert len(points) == 4
+
+
+def test_figure3_draws_long_curves_with_fewer_points_and_their_last_one(tmp_path: Path) -> None:
+    control = figure3.rows([50], control=True)[0].study
+    points = tuple((25 * k, 0.05) for k in range(1, 2 * MOST_POINTS + 3))
+    row = figure3.BestCurves(control, (figure3.Curve(0, 7, points),), solved=0, trials=50)
+    _, *lines = draw_figure3([row], tmp_path)[2].read_text().splitlines()
+    steps = [int(line.split(",")[5]) for line in lines]
+    assert len(steps) <= MOST_POINTS + 1
+    assert (steps[0], steps[1], steps[-1]) == (25, 100, points[-1][0])

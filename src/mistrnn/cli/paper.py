@@ -19,6 +19,7 @@ from mistrnn.report import (
     draw_confusion,
     draw_figure1,
     draw_figure2,
+    draw_figure3,
     draw_over_time,
     percent,
     predictions,
@@ -298,6 +299,10 @@ def figure3_command(
     console.print(table)
     _say_what_is_shortened(chosen, trials, steps)
     write_page([out], out / "report.html")
+    # With what earlier commands have left there: the rows are often run one by one.
+    curves = [row for row in figure3.best_curves(out) if row.curves]
+    for path in draw_figure3(curves, out) if curves else ():
+        print(path)
     _leave_if_crashed(found)
 
 

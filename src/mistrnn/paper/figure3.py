@@ -10,17 +10,19 @@ on 2 CPU cores shorten it: `--delays 50 --trials 4 --steps 200`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from mistrnn.layers import LAYERS, match_parameters
 from mistrnn.paper.comparison import NOT_COMPARABLE, Published, Row, SeedRun, differences, one_of_each_seed
 from mistrnn.tasks import make_task
-from mistrnn.training import Study
+from mistrnn.training import Recorded, Study, summarise
 
 TITLE = "Figure 3: the copy problem"
 DELAYS = (50, 100, 200, 400)
 LSTM_UNITS = 100
 CLOCKWORK_UNITS = 256
 """The paper's own number; with the parameters of that LSTM there could be 264."""
+CONTROL_UNITS = 1024
 LAYERS_COMPARED = ("rnn", "lstm", "clockwork", "mist")
 SOLVED = 0.001
 TOP = 5
@@ -47,7 +49,7 @@ def rows(delays: Sequence[int] = DELAYS, *, control: bool = False) -> list[Row]:
         for layer in ("clockwork",) if control else LAYERS_COMPARED:
             hidden = match_parameters(layer, budget, task.input_size, task.output_size)
             if layer == "clockwork":
-                hidden = 1024 if control else CLOCKWORK_UNITS
+                hidden = CONTROL_UNITS if control else CLOCKWORK_UNITS
             study = Study(task="copy", layer=layer, hidden=hidden, task_settings={"delay": delay})
             label = f"{LAYERS[layer].__name__}, {hidden} units, delay {delay}"
             found.append(Row(f"copy-{delay}-{layer}{'-1024' if control else ''}", label, study, NOT_TOLD))
@@ -76,7 +78,7 @@ def outcome(row: Row, seeds: Sequence[SeedRun]) -> Outcome:
         reasons += differences(row.study, run)
     errors = [trial["val_error"] for run in kept for trial in run.trials if trial["val_error"] is not None]
     solved, study = sum(error < SOLVED for error in errors), row.study
-    layer = "clockwork-1024" if study.hidden == 1024 else study.layer
+    layer = "clockwork-1024" if study.hidden == CONTROL_UNITS else study.layer
     expected = SOLVES[layer].get(study.task_settings["delay"])
     note = f" ({', '.join(dict.fromkeys(reasons))})" if reasons else ""
     longer = any(run.study.total_steps > study.total_steps for run in kept)
@@ -94,3 +96,58 @@ def outcome(row: Row, seeds: Sequence[SeedRun]) -> Outcome:
         verdict = "other than published: not solved, and the paper says it is"
     trials = sum(len(run.trials) for run in kept)
     return Outcome(row, kept, solved, trials, min(errors, default=None), verdict)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The validation errors of one trial."""
+
+    seed: int
+    trial: int
+    points: tuple[tuple[int, float], ...]
+    """(step, validation error)"""
+
+
+@dataclass(frozen=True)
+class BestCurves:
+    """What the figure shows of a row: the curves of each seed's best trials, and how many trials have solved the problem."""
+
+    study: Study
+    curves: tuple[Curve, ...]
+    solved: int
+    trials: int
+
+    @property
+    def delay(self) -> int:
+        """The copy delay."""
+        return int(self.study.task_settings["delay"])
+
+    @property
+    def label(self) -> str:
+        """The layer's name and size."""
+        return f"{LAYERS[self.study.layer].__name__}, {self.study.hidden} units"
+
+
+def best_curves(folder: Path) -> list[BestCurves]:
+    """Return what the figure shows of all rows, the control's too, that are in a folder with some finished trials."""
+    studies: dict[tuple[int, int, int], list[Recorded]] = {}
+    for place in sorted(folder.glob("copy-*-seed-*")):
+        recorded = Recorded(place)
+        study = recorded.study()
+        if study.task == "copy" and study.layer in LAYERS_COMPARED and recorded.trials():
+            key = study.task_settings["delay"], LAYERS_COMPARED.index(study.layer), study.hidden
+            studies.setdefault(key, []).append(recorded)
+    return [_best_curves(studies[key]) for key in sorted(studies)]
+
+
+def _best_curves(seeds: Sequence[Recorded]) -> BestCurves:
+    curves, errors = [], []
+    for recorded in seeds:
+        trials, columns = recorded.trials(), recorded.curves()
+        errors += [trial["val_error"] for trial in trials]
+        for best in summarise(trials).top[:TOP]:
+            own = columns["trial"] == best
+            points = zip(columns["step"][own].tolist(), columns["val_error"][own].tolist(), strict=True)
+            curves.append(Curve(recorded.study().seed, best, tuple(points)))
+    solved = sum(error is not None and error < SOLVED for error in errors)
+    return BestCurves(seeds[0].study(), tuple(curves), solved, len(errors))

@@ -4,6 +4,7 @@ from mistrnn.report._files import save_rows
 from mistrnn.report.attention import draw_attention
 from mistrnn.report.curves import Curves, draw_curves
 from mistrnn.report.figure1 import draw_figure1
+from mistrnn.report.figure3 import draw_figure3
 from mistrnn.report.gradients import Norms, draw_figure2, draw_gradients
 from mistrnn.report.labels import draw_confusion, draw_over_time, predictions
 from mistrnn.report.page import Built, build_page, percent
@@ -18,6 +19,7 @@ __all__ = [
     "draw_curves",
     "draw_figure1",
     "draw_figure2",
+    "draw_figure3",
     "draw_gradients",
     "draw_over_time",
     "percent",

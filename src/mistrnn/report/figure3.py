@@ -1,0 +1,75 @@
+"""Figure 3 as a picture: for each delay a panel with the validation curves of every layer's best trials."""
+
+from collections.abc import Sequence
+from math import ceil
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, PercentFormatter
+
+from mistrnn.paper.figure3 import CONTROL_UNITS, BestCurves
+from mistrnn.report._files import STYLES, save_figure
+from mistrnn.tasks import make_task
+
+STYLE_OF = dict(zip(("mist", "lstm", "clockwork", "rnn", "control"), STYLES, strict=False))
+MOST_POINTS = 500
+"""Of a curve: of longer ones every second point, or third, … and the last."""
+
+
+def draw_figure3(rows: Sequence[BestCurves], folder: Path) -> list[Path]:
+    """Draw the curves of some rows, a panel for each delay, and return the files: SVG, PNG and CSV."""
+    delays = sorted({row.delay for row in rows})
+    columns = min(2, len(delays))
+    down = ceil(len(delays) / columns)
+    figure = Figure(figsize=(5.6 * columns, 4 * down), layout="constrained")
+    panels = figure.subplots(down, columns, squeeze=False).flat
+    for panel, delay in zip(panels, delays, strict=False):
+        _draw(panel, delay, [row for row in rows if row.delay == delay])
+    for panel in list(panels)[len(delays) :]:
+        panel.axis("off")
+    points = [
+        {
+            "delay": row.delay,
+            "layer": row.study.layer,
+            "hidden": row.study.hidden,
+            "seed": curve.seed,
+            "trial": curve.trial,
+            "step": step,
+            "val_error": error,
+        }
+        for row in rows
+        for curve in row.curves
+        for step, error in _thinned(curve.points)
+    ]
+    return save_figure(figure, folder, "figure3", points)
+
+
+def _draw(axes: Axes, delay: int, rows: Sequence[BestCurves]) -> None:
+    trivial = make_task("copy", {"delay": 10}).trivial_error
+    axes.axhline(trivial, color="0.5", linewidth=1)
+    axes.annotate(
+        "always blank", (1.0, trivial), xycoords=("axes fraction", "data"), ha="right", va="bottom",
+        fontsize=8, color="0.35", xytext=(-2, 2), textcoords="offset points",
+    )  # fmt: skip
+    for row in rows:
+        colour, style = STYLE_OF["control" if row.study.hidden == CONTROL_UNITS else row.study.layer]
+        label: str | None = f"{row.label}: {row.solved} of {row.trials} solved"
+        for curve in row.curves:
+            steps, errors = zip(*_thinned(curve.points), strict=True)
+            axes.plot(steps, errors, color=colour, linestyle=style, linewidth=1.2, alpha=0.8, label=label)
+            label = None
+    axes.set(xlabel="optimisation steps", ylabel="validation error", title=f"Copy delay {delay}")
+    axes.set_ylim(-0.002, 1.2 * trivial)
+    axes.set_xlim(0, max(row.study.total_steps for row in rows))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
+
+
+def _thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Return so many points of a curve as are drawn."""
+    every = ceil(len(points) / MOST_POINTS)
+    kept = list(points[::every])
+    return kept if kept[-1] == points[-1] else [*kept, points[-1]]
