@@ -29,6 +29,16 @@ def test_sweep_lists_every_trial_and_the_top_tenth(mist: Mist, tmp_path: Path) -
     assert re.search(r"mist 6 on copy: test error rate 0\.\d+, log10 learning rate -?\d.\d+ \(top 1 of 4 trials", out)
 
 
+def test_sweep_whose_trials_all_diverge_says_so(mist: Mist, tmp_path: Path) -> None:
+    status, out, _ = mist("sweep", "copy", *SMALL, "--trials", 2, "--weight-decay", 1e30, "--out", tmp_path)
+    assert status == 0
+    assert re.search(
+        r"^mist 6 on copy: no trial was validated before it diverged \(2 of 2, the first at step \d\); lower learning",
+        out,
+        re.M,
+    )
+
+
 def test_same_command_again_only_shows_and_a_changed_one_is_refused(mist: Mist, tmp_path: Path) -> None:
     command = ["sweep", "copy", *SMALL, "--trials", "2", "--out", str(tmp_path)]
     assert mist(*command)[0] == 0

@@ -197,6 +197,17 @@ def test_seeds_are_pooled_by_resampling_and_listed_one_by_one() -> None:
     assert found.ours == table1.comparison(MIST, runs).ours  # the same samples each time
 
 
+def test_pooled_seeds_of_shortened_runs_scatter_as_such_runs_do() -> None:
+    runs = [
+        SeedRun(MIST.with_settings(seed, 2, 10), trials(errors)) for seed, errors in enumerate([[0.2, 0.9], [0.5, 0.6]])
+    ]
+    found = table1.comparison(MIST, runs)
+    assert found.ours is not None
+    pairs = [min(pair) for pair in combinations([0.2, 0.9, 0.5, 0.6], 2)]
+    assert found.ours[0] == pytest.approx(statistics.fmean(pairs), abs=0.02)
+    assert found.ours[1] > 0.1
+
+
 def test_resampling_comes_to_the_exact_expectation() -> None:
     errors = [0.1, 0.2, 0.4, 0.5, 0.9, None]
 

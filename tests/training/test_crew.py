@@ -172,14 +172,18 @@ def test_group_that_was_begun_goes_on_whole_though_there_are_more_workers_now(tm
     assert [row["group"] for row in rows] == [4] * 4
 
 
-def test_group_smaller_than_asked_for_begins_again_and_says_so(tmp_path: Path, task: Task) -> None:
+def test_group_larger_than_asked_for_goes_on_in_parts_and_says_so(tmp_path: Path, task: Task) -> None:
     asked = iter([False] * 4 + [True])
     with pytest.raises(Interrupted):
         run_crew(tmp_path, task, [], group_size=4, stop=lambda: next(asked))
-    # The first worker dies before it has saved: what lies there still belongs to the larger group.
+    # The first worker dies before it has saved: its part goes on from where the larger group was.
     rows, said, _ = run_crew(tmp_path, task, [dies_at("begin")], group_size=2, begun_group_size=2)
-    assert said[0] == "trials 0 to 3 begin again, because groups are smaller now"
-    assert not any(line.startswith("going on with") for line in said)
+    assert said[0] == "trials 0 to 3 go on in groups of 2"
+    assert [line for line in said if line.startswith("going on with trials")] == [
+        "going on with trials 0 to 1 from step 12",
+        "going on with trials 0 to 1 from step 12",
+        "going on with trials 2 to 3 from step 12",
+    ]
     assert [row["group"] for row in rows] == [2] * 4
 
 

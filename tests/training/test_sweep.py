@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 
 from mistrnn.errors import UsageError
 from mistrnn.tasks import Task, make_task
-from mistrnn.training import Interrupted, Study, run_study, summarise
+from mistrnn.training import Interrupted, Study, embedded, run_study, summarise
 from mistrnn.training.group import Group
-from mistrnn.training.memory import bytes_per_trial, free_memory, trials_that_fit
+from mistrnn.training.memory import OutOfMemory, bytes_per_trial, free_memory, trials_that_fit
 from tests.training.killed_study import STUDY
 
 CPU = torch.device("cpu")
@@ -87,6 +87,86 @@ def test_interrupted_study_saves_and_goes_on(tmp_path: Path, undisturbed: Path, 
     assert (tmp_path / "checkpoint-000.safetensors").exists()
     run_study(STUDY, tmp_path, device="cpu", group_size=3, task=task)
     assert outcome(tmp_path)[0] == outcome(undisturbed)[0]
+
+
+PARTS = Study(**{**STUDY.as_dict(), "precision": "fp64", "validate_every": 2, "gradients_every": 3})
+
+
+@pytest.fixture
+def third_trial_diverges(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = Study.learning_rate_of
+    monkeypatch.setattr(Study, "learning_rate_of", lambda self, trial: 1e308 if trial == 2 else drawn(self, trial))
+
+
+def same_but_for_rounding(one: Path, other: Path) -> None:
+    for a, b in zip(outcome(one)[0], outcome(other)[0], strict=True):
+        assert (a["trial"], a["status"], a["best_step"], a["steps"]) == (
+            b["trial"],
+            b["status"],
+            b["best_step"],
+            b["steps"],
+        )
+        assert a["val_error"] == pytest.approx(b["val_error"], abs=1e-9)
+    for name in ("curves.safetensors", "gradients.safetensors"):
+        a, b = load_file(one / name), load_file(other / name)
+        orders = [(c["trial"] * 10_000 + c["step"]).argsort() for c in (a, b)]  # groups are written one after the other
+        for key in a:
+            torch.testing.assert_close(a[key][orders[0]], b[key][orders[1]], rtol=1e-7, atol=1e-9, equal_nan=True)
+
+
+@pytest.mark.usefixtures("third_trial_diverges")
+@pytest.mark.parametrize("ask", [[{"group_size": 3}], [{"only": [1]}, {"only": [0, 2]}, {}]], ids=str)
+def test_a_group_that_was_begun_goes_on_in_parts_without_a_step_lost(
+    tmp_path: Path, task: Task, ask: list[dict[str, Any]]
+) -> None:
+    whole = run_study(PARTS, tmp_path / "whole", device="cpu", task=task)
+    asked = iter([False] * 5 + [True])
+    with pytest.raises(Interrupted):
+        run_study(PARTS, tmp_path / "cut", device="cpu", task=task, stop=lambda: next(asked))
+    for asking in ask:
+        steps: list[Any] = []
+        said: list[str] = []
+        run_study(PARTS, tmp_path / "cut", device="cpu", task=task, report=steps.append, say=said.append, **asking)
+        groups = 2 if "group_size" in asking else 1
+        assert sum(line.startswith("going on with trial") and line.endswith("from step 6") for line in said) == groups
+        assert len(steps) == groups * (PARTS.total_steps - 6)
+    assert [row["status"] for row in whole] == ["ok", "ok", "diverged", "ok"]
+    same_but_for_rounding(tmp_path / "whole", tmp_path / "cut")
+    assert not list((tmp_path / "cut").glob("checkpoint*"))
+
+
+def test_a_group_that_runs_out_of_memory_goes_on_from_its_checkpoint_in_halves(
+    tmp_path: Path, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Cramped(embedded.Run):
+        def advance(self, *arguments: Any, **options: Any) -> Any:
+            if self.standing().step == 5 and self.standing().running == 4:
+                raise OutOfMemory("as planted")
+            return super().advance(*arguments, **options)
+
+    run_study(PARTS, tmp_path / "whole", device="cpu", task=task)
+    monkeypatch.setattr(embedded, "Run", Cramped)
+    said: list[str] = []
+    rows = run_study(PARTS, tmp_path / "cut", device="cpu", task=task, say=said.append, checkpoint_seconds=0.0)
+    assert said[1:] == [
+        "trials 0 to 3 go on in groups of 2",
+        "going on with trials 0 to 1 from step 5",
+        "going on with trials 2 to 3 from step 5",
+    ]
+    assert [row["group"] for row in rows] == [2] * 4
+    same_but_for_rounding(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_tensorboard_may_be_inside_a_new_folder_and_nothing_is_left_of_a_refused_one(
+    tmp_path: Path, task: Task
+) -> None:
+    run_study(STUDY, tmp_path / "a", device="cpu", task=task, log_dir=tmp_path / "a/log")
+    assert list((tmp_path / "a/log").rglob("events*"))
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"holds other things than a study \(notes.txt\)"):
+        run_study(STUDY, tmp_path / "b", device="cpu", task=task, log_dir=tmp_path / "b/log")
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["notes.txt"]
 
 
 def test_groups_change_nothing_but_rounding(tmp_path: Path, task: Task) -> None:

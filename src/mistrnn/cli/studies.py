@@ -327,6 +327,12 @@ def _print_trials(study: Study, rows: list[dict[str, Any]], data_note: str) -> N
             f"(top {len(summary.top)} of {summary.trials} trials, {summary.diverged} diverged"
             f"{f', {summary.stopped} stopped early' if summary.stopped else ''})"
         )
+    elif summary.diverged:
+        first = min(row["steps"] for row in rows if row["status"] == "diverged")
+        print(
+            f"{study.layer} {study.hidden} on {study.task}: no trial was validated before it diverged ({summary.diverged} of "
+            f"{summary.trials}, the first at step {first}); lower learning rates or a smaller --validate-every may help"
+        )
     if data_note:
         print(data_note)
 

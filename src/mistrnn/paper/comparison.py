@@ -123,7 +123,8 @@ def compare(row: Row, seeds: Iterable[SeedRun], published_data: str | None = Non
         summary = alike[0].summary
         ours, rate = summary.test_error, summary.log10_learning_rate
     else:
-        ours, rate = resampled([trial for seed in alike for trial in seed.trials], row.study.trials)
+        size = min(row.study.trials, max(seed.finished for seed in alike))
+        ours, rate = resampled([trial for seed in alike for trial in seed.trials], size)
     if row.published.deviation is None:
         reasons.append("published without a spread")
     if reasons:
@@ -188,7 +189,7 @@ def resampled(
     (True, True)
     """
     draw, pool = random.Random(0), list(trials)
-    different = [summarise(draw.sample(pool, min(size, len(pool)))) for _ in range(resamples)]
+    different = [summarise(draw.sample(pool, size)) for _ in range(resamples)]
     repeated = [summarise(draw.choices(pool, k=size)) for _ in range(resamples)]
     return (
         _mean_and_spread([one.test_error[0] for one in different], [one.test_error[0] for one in repeated]),

@@ -359,3 +359,30 @@ class Group:
             for (k, step), norms in zip(tensors["gradients_at"].tolist(), tensors["gradients"].cpu(), strict=True):
                 self.records[int(k)].gradients.append((int(step), norms))
         self._rates, self._order, self._captured = self._learning_rates(), None, {}
+
+
+def part_of(tensors: Tensors, rest: dict[str, Any], trials: Sequence[int]) -> tuple[Tensors, dict[str, Any]]:
+    """Return the snapshot of some of the trials of a snapshot: they do not depend on each other."""
+    kept = [k for k, record in enumerate(rest["records"]) if record["trial"] in trials]
+    place = {k: n for n, k in enumerate(kept)}
+    running = [row for row, k in enumerate(rest["running"]) if k in place]
+
+    def of_kept(
+        name: str,
+    ) -> Tensor:  # bool, which lines of a table are about them; record numbers come first in a line
+        return torch.tensor([int(k) in place for k in tensors[name][:, 0].tolist()], dtype=torch.bool)
+
+    def part(name: str, value: Tensor) -> Tensor:
+        if name in ("curves", "gradients_at"):
+            lines = value[of_kept(name)].clone()
+            lines[:, 0] = torch.tensor([place[int(k)] for k in lines[:, 0].tolist()], dtype=lines.dtype)
+            return lines
+        if name == "gradients":
+            return value[of_kept("gradients_at")]
+        return value[torch.tensor(kept if name.startswith("best/") else running, dtype=torch.int64)]
+
+    return {name: part(name, value) for name, value in tensors.items()}, {
+        **rest,
+        "running": [place[rest["running"][row]] for row in running],
+        "records": [rest["records"][k] for k in kept],
+    }

@@ -1,11 +1,12 @@
 """What is known of a running study: which groups wait, which train and where they stand. All writing goes through here."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mistrnn.training.early_stopping import Asha
+from mistrnn.training.group import part_of
 from mistrnn.training.run import BEST_SHOWN, Checkpoint, Results, Standing
 from mistrnn.training.store import Store
 from mistrnn.training.study import Study
@@ -75,7 +76,7 @@ class Ledger:
         complete = {row["trial"] for row in store.trials() if row["status"] != "crashed"}
         self._missing = [trial for trial in self._wanted if trial not in complete]
         self._finished = len(complete)
-        self._begun = self._groups_begun()
+        self._begun = self._groups_begun(complete)
         """Groups that have a checkpoint, or have been lost on the way: they go first."""
         self._training: list[Assignment] = []
         self._asha = Asha(study) if study.early_stop == "asha" else None
@@ -97,9 +98,14 @@ class Ledger:
     def take(self, limit: int, begun_limit: int | None = None) -> tuple[Assignment, Checkpoint | None]:
         """Return the next group, with the checkpoint to go on from if there is one.
 
-        A new group has `limit` trials at most; one that has been begun goes on whole if it has no more than `begun_limit`.
+        A new group has `limit` trials at most; one that has been begun goes on whole if it has no more than `begun_limit`, else
+        in parts.
         """
+        begun = {trial for group in self._begun for trial in group.trials}
+        fresh = [trial for trial in self._missing if trial not in begun]
         fitting = [group for group in self._begun if len(group.trials) <= (begun_limit or limit)]
+        if not fitting and not fresh:
+            fitting = self._begun[:1] = self._in_parts(self._begun[0], begun_limit or limit)
         checkpoint = None
         if fitting:
             group = fitting[0]
@@ -107,13 +113,8 @@ class Ledger:
             if checkpoint is not None:
                 self.watch.say(f"going on with {group} from step {checkpoint[1]['step']}")
         else:
-            begun = {trial for group in self._begun for trial in group.trials}
-            fresh = [trial for trial in self._missing if trial not in begun] or self._missing
             group = Assignment(tuple(fresh[:limit]))
-        dropped = [other for other in self._begun if other is not group and set(other.trials) & set(group.trials)]
-        for other in dropped:
-            self.watch.say(f"{other} begin again, because groups are smaller now")
-        self._begun = [other for other in self._begun if other is not group and other not in dropped]
+        self._begun = [other for other in self._begun if not set(other.trials) & set(group.trials)]
         self._missing = [trial for trial in self._missing if trial not in group.trials]
         group.saved = time.monotonic()
         self._training.append(group)
@@ -173,8 +174,31 @@ class Ledger:
         self._begun.insert(0, group)
 
     def split(self, group: Assignment) -> None:
-        """Let the trials of a group that was too large wait again, for smaller ones."""
+        """Let the trials of a group that was too large wait again, for smaller ones; from its checkpoint, if it has one."""
         self._put_back(group)
+        if self._checkpoint_of(group) is not None:
+            self._begun.insert(0, group)
+
+    def _in_parts(self, group: Assignment, limit: int) -> list[Assignment]:
+        """Return a group that was begun, or parts of it with so many trials at most, each with its part of the checkpoint."""
+        if len(group.trials) <= limit:
+            return [group]
+        parts = [group.trials[begin : begin + limit] for begin in range(0, len(group.trials), limit)]
+        self.watch.say(f"{group} go on in groups of {limit}")
+        checkpoint = self._checkpoint_of(group)
+        if checkpoint is not None:
+            self._save_parts(checkpoint, parts)
+        return [
+            Assignment(part, losses=group.losses, hopeless=tuple(set(group.hopeless) & set(part))) for part in parts
+        ]
+
+    def _save_parts(self, checkpoint: Checkpoint, parts: Sequence[tuple[int, ...]]) -> None:
+        """Write a checkpoint as several. The one that takes the place of the whole comes last: until then nothing is lost."""
+        first = _trials_in(checkpoint)[0]
+        for part in sorted(parts, key=lambda part: part[0] == first):
+            self._store.save_checkpoint(part[0], *part_of(*checkpoint, part))
+        if all(part[0] != first for part in parts):
+            self._store.drop_checkpoint(first)
 
     def _put_back(self, group: Assignment) -> None:
         self._training.remove(group)
@@ -196,14 +220,19 @@ class Ledger:
             return None
         return checkpoint
 
-    def _groups_begun(self) -> list[Assignment]:
-        groups = []
+    def _groups_begun(self, complete: Container[int]) -> list[Assignment]:
+        """Return the groups with a checkpoint, without trials that are complete or not wanted now, which keep their own."""
+        groups: list[Assignment] = []
         for first in self._store.checkpoints():
             checkpoint = self._store.load_checkpoint(first)
             assert checkpoint is not None
             trials = _trials_in(checkpoint)
-            if set(trials) <= set(self._missing):
-                groups.append(Assignment(trials))
+            wanted = tuple(trial for trial in trials if trial in self._missing)
+            later = tuple(trial for trial in trials if trial not in complete and trial not in wanted)
+            if wanted != trials and later != trials:
+                self._save_parts(checkpoint, [part for part in (wanted, later) if part])
+            if wanted:
+                groups.append(Assignment(wanted))
         return groups
 
     def _points_so_far(self) -> list[tuple[int, int, float]]:

@@ -99,8 +99,10 @@ def run_study(
                 engine.follow(study, task, device, stop)
                 return cast("list[dict[str, Any]]", processes.told())
         try:
-            log = None if log_dir is None else held.enter_context(Log(log_dir))
             store = held.enter_context(Store(folder, study, task.data_identity, fresh=fresh))
+            log = (
+                None if log_dir is None else held.enter_context(Log(log_dir))
+            )  # perhaps in that folder, which is there now
             ledger = Ledger(study, store, wanted, Watch(report, say, stop, checkpoint_seconds, log))
         except BaseException:
             if isinstance(engine, Embedded):
