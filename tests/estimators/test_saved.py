@@ -10,6 +10,7 @@ from threading import Thread
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from mistrnn import MIST, FrameLabeler, SequenceClassifier, SequenceRegressor
@@ -77,14 +78,36 @@ def test_parameters_of_all_sorts_are_kept_and_odd_ones_are_named(tmp_path: Path)
     assert SequenceClassifier.from_pretrained(tmp_path / "b").random_state is None
     with pytest.raises(ValueError, match="expected log_dir to be something that JSON knows"):
         model.set_params(log_dir=object()).save_pretrained(tmp_path / "c")
-    with pytest.raises(ValueError, match="expected unlabeled to be something that JSON knows to save it, got nan"):
-        new(FrameLabeler, unlabeled=np.nan).save_pretrained(tmp_path / "c")
+    new(SequenceClassifier, layer_options={"delays": range(1, 4)}).save_pretrained(tmp_path / "e")
+    assert SequenceClassifier.from_pretrained(tmp_path / "e").network_.layer.delays == (1, 2, 3)
+    new(FrameLabeler, unlabeled=np.nan).save_pretrained(tmp_path / "f")
+    assert FrameLabeler.from_pretrained(tmp_path / "f").unlabeled is None
+    model.set_params(log_dir=None, layer_options={"delays": [1, 3, 9], "zoneout": object()})
+    with pytest.raises(ValueError, match=r"expected layer_options\['zoneout'\] to be something that JSON knows"):
+        model.save_pretrained(tmp_path / "c")
 
     class Mine(MIST):
         pass
 
     with pytest.raises(ValueError, match=r"expected one of mistrnn's own layers to save, .*, got Mine"):
         new(SequenceClassifier, layer=Mine).save_pretrained(tmp_path / "d")
+
+
+def test_names_of_channels_are_one_for_each_whatever_they_come_as(tmp_path: Path) -> None:
+    model = new(SequenceClassifier)
+    count = model.n_channels_
+    names = [f"axis {k}" for k in range(count)]
+    for number, given in enumerate((names, tuple(names), np.array(names), pd.Index(names))):
+        model.channel_names_ = given
+        model.save_pretrained(tmp_path / str(number))
+        assert SequenceClassifier.from_pretrained(tmp_path / str(number)).channel_names_ == names
+    for wrong in ([*names, "more"], "x" * count, ["the same"] * (count + 1)):
+        model.channel_names_ = wrong
+        with pytest.raises(
+            ValueError, match=f"expected channel_names_ to be {count} names, one for each channel, got "
+        ):
+            model.save_pretrained(tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists()
 
 
 def test_numbers_of_numpy_are_kept(tmp_path: Path) -> None:

@@ -165,3 +165,65 @@ def test_targets_of_a_regression_must_be_finite_numbers() -> None:
         SequenceRegressor().fit(X, Y)
     with pytest.raises(ValueError, match="expected smaller numbers in y: their squares overflow"):
         SequenceRegressor().fit(X, X[:, 0, 0] * 1e300)
+
+
+def test_a_gap_is_a_gap_and_a_label_is_a_label_whatever_numpy_makes_of_them() -> None:
+    x = [np.random.RandomState(k).randn(1, 20) for k in range(6)]
+    whole = [np.where(case[0] > 0, 1, 0) for case in x]
+    plain = [row.tolist() for row in whole[:1]] + [[None, *row[1:].tolist()] for row in whole[1:]]
+    of_numpy = [whole[0]] + [[None, *row[1:]] for row in whole[1:]]  # np.int64 beside None
+    as_floats = [whole[0]] + [np.where(np.arange(20) == 0, np.nan, row) for row in whole[1:]]
+    models = [FrameLabeler(hidden_size=4, max_epochs=3, random_state=0).fit(x, y) for y in (plain, of_numpy, as_floats)]
+    for model, y in zip(models, (plain, of_numpy, as_floats), strict=True):
+        assert model.classes_.tolist() == [0, 1]
+        assert all((a == b).all() for a, b in zip(model.predict_proba(x), models[0].predict_proba(x), strict=True))
+        assert model.score(x, y) == models[0].score(x, plain)
+    words = [np.where(row > 0, "high", "low") for row in whole]
+    some = [words[0]] + [[None, *row[1:]] for row in words[1:]]
+    assert FrameLabeler(hidden_size=4, max_epochs=1).fit(x, some).classes_.tolist() == ["high", "low"]
+
+
+@pytest.mark.parametrize("kind", [SequenceClassifier, FrameLabeler, SequenceRegressor])
+def test_numbers_that_no_answer_would_come_of_are_refused_with_their_place(kind: Any) -> None:
+    x = np.random.RandomState(0).randn(20, 2, 10) * 1e-10
+    y = {FrameLabeler: np.where(x[:, 0] > 0, 1, 0), SequenceRegressor: x[:, 0, 0]}.get(kind, np.arange(20) % 2)
+    model = kind(hidden_size=4, max_epochs=1, random_state=0).fit(x, y)
+    far = x[:3].copy()
+    far[2, 1, 7] = 1e25
+    message = r"expected numbers less than 1e\+30 deviations from the mean of what was learnt"
+    place = r"got 1e\+25 in case 2, channel 1, step 7"
+    with pytest.raises(ValueError, match=f"{message}, {place}"):
+        model.predict(far)
+    stream, other = model.stream(), model.stream()
+    rows = far[2].T
+    answers = [stream(row) for row in rows[:7]]
+    with pytest.raises(ValueError, match=message):
+        stream(rows[7])
+    assert stream.rows == 7
+    assert [repr(other(row)) for row in rows[:7]] == [repr(answer) for answer in answers]
+    assert repr(stream(rows[8])) == repr(other(rows[8]))  # the state is as it was
+
+
+def test_a_case_may_be_a_list_of_channels_of_any_kind() -> None:
+    rng = np.random.RandomState(0)
+    cases = [rng.randn(2, 9), rng.randn(2, 6), rng.randn(2, 9), rng.randn(2, 6)]
+    y = [0, 1, 0, 1]
+
+    def answers(x: Any) -> Any:
+        return SequenceClassifier(hidden_size=4, max_epochs=2, random_state=0).fit(x, y).predict_proba(x)
+
+    expected = answers(cases)
+    for x in (
+        [list(case) for case in cases],
+        [tuple(map(tuple, case)) for case in cases],
+        [case.tolist() for case in cases],
+    ):
+        assert (answers(x) == expected).all()
+    equal = [case[:, :6] for case in cases]
+    assert (answers([list(case) for case in equal]) == answers(np.stack(equal))).all()
+
+
+def test_a_case_without_a_group_is_named() -> None:
+    x, groups = np.random.RandomState(0).randn(6, 5), ["a", "b", None, "a", "b", "a"]
+    with pytest.raises(ValueError, match="expected a group for every case, got none for case 2"):
+        SequenceClassifier(hidden_size=4, max_epochs=1, early_stopping=True).fit(x, [0, 1] * 3, groups=groups)

@@ -23,7 +23,7 @@ from mistrnn.errors import UsageError
 from mistrnn.estimators import _fitting, _saved
 from mistrnn.estimators._fitting import Epoch, Examples, Plan
 from mistrnn.estimators._progress import followed
-from mistrnn.estimators._sequences import SHAPES, Case, as_array, as_cases, is_table, statistics
+from mistrnn.estimators._sequences import SHAPES, Case, as_array, as_cases, check_distance, is_table, statistics
 from mistrnn.estimators._stream import EstimatorStream
 from mistrnn.estimators.network import Network
 from mistrnn.layers import LAYERS, RecurrentLayer, layer_class
@@ -158,6 +158,9 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             raise UsageError(f"{self._name}: expected a sample weight above 0, got only zeros.")
         if groups is not None:
             check_consistent_length(cases, groups)
+            missing = [k for k, group in enumerate(np.asarray(groups, dtype=object)) if group is None or group != group]
+            if missing:
+                raise UsageError(f"{self._name}: expected a group for every case, got none for case {missing[0]}.")
         counted = np.flatnonzero(weight)  # a case that counts nothing is as good as absent
         kept, weight = [cases[k] for k in counted], weight[counted] / weight[counted].mean()
         examples = self._learn(kept, _chosen(y, counted), weight)
@@ -259,6 +262,8 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
                 f"{self._name}: expected {self.n_channels_} channels, because it was fitted on as many, got "
                 f"{cases[0].shape[1]}. X is {SHAPES}."
             )
+        else:
+            check_distance(self._name, cases, self.network_.mean, self.network_.scale)
         return cases
 
     def _scores(self, X: Any) -> list[Tensor]:

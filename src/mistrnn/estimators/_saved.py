@@ -70,7 +70,7 @@ def save(estimator: "SequenceEstimator", folder: str | PathLike[str], *, force: 
         "learnt": {
             **estimator._learnt(),
             "output_size": network.readout.out_features,
-            "channels": estimator.channel_names_,
+            "channels": _channels(estimator.channel_names_, network.layer.input_size),
             "history": _to_json("history", estimator.history_),
         },
         "weights": _digest(weights),
@@ -153,7 +153,7 @@ def _rebuilt(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> "Seque
     network.load_state_dict(tensors, assign=True)
     estimator.network_ = network.requires_grad_(True).eval()
     estimator.n_channels_ = layer.input_size
-    estimator.channel_names_ = learnt["channels"]
+    estimator.channel_names_ = _channels(learnt["channels"], layer.input_size)
     estimator.history_ = learnt["history"]
     estimator.n_epochs_, estimator.best_epoch_ = len(estimator.history_), estimator.history_[-1]["best_epoch"]
     estimator._set_learnt(learnt)
@@ -181,8 +181,20 @@ def _layer_name(layer: RecurrentLayer) -> str:
     )
 
 
+def _channels(names: Any, count: int) -> list[str] | None:
+    """Return the names of all channels, if there are any."""
+    if names is None:
+        return None
+    found = [] if isinstance(names, str) else [str(name) for name in names]
+    if len(set(found)) != count or len(found) != count:
+        raise UsageError(f"expected channel_names_ to be {count} names, one for each channel, got {names!r}.")
+    return found
+
+
 def _to_json(name: str, value: Any) -> Any:
     """Return a parameter as JSON knows it."""
+    if name == "unlabeled" and isinstance(value, float) and math.isnan(value):
+        return None  # which says the same
     if isinstance(value, type) and issubclass(value, RecurrentLayer):
         return _layer_name(value(1, 8, device="meta"))
     if isinstance(value, np.random.RandomState):
@@ -194,14 +206,14 @@ def _to_json(name: str, value: Any) -> Any:
     if isinstance(value, PathLike):
         return os.fspath(value)
     if name == "class_weight" and isinstance(value, Mapping):  # keys that are not strings stay what they are
-        return [[_to_json("", key), _to_json("", weight)] for key, weight in value.items()]
+        return [[_to_json(f"a key of {name}", key), _to_json(f"{name}[{key!r}]", item)] for key, item in value.items()]
     if isinstance(value, Mapping):
-        return {str(key): _to_json("", item) for key, item in value.items()}
-    if isinstance(value, list | tuple | np.ndarray):
-        return [_to_json("", item) for item in value]
+        return {str(key): _to_json(f"{name}[{key!r}]", item) for key, item in value.items()}
+    if isinstance(value, list | tuple | range | np.ndarray):
+        return [_to_json(f"what is in {name}", item) for item in value]
     if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    raise UsageError(f"expected {name or 'a parameter'} to be something that JSON knows to save it, got {value!r}.")
+    raise UsageError(f"expected {name} to be something that JSON knows to save it, got {value!r}.")
 
 
 def _from_json(name: str, value: Any) -> Any:

@@ -19,15 +19,17 @@ Case = NDArray[Any]
 
 SHAPES = "[cases, channels, time], [cases, time] for one channel, or a list of arrays [channels, time]"
 
+FARTHEST = 1e30
+"""Deviations from a channel's mean that a network is given: sums over more of them overflow float32."""
+
 
 def is_table(x: Any) -> bool:
     """Whether X is a table [cases, time] in any form that scikit-learn knows: it then checks it, with its own words."""
     if isinstance(x, list | tuple):
         rows = [case for case in x if isinstance(case, list | tuple)]
         plain = all(not hasattr(case, "__array__") for case in x)
-        return (
-            plain and len({len(row) for row in rows}) <= 1 and not any(isinstance(row[0], list) for row in rows if row)
-        )
+        channels = any(hasattr(row[0], "__len__") and not isinstance(row[0], str | bytes) for row in rows if row)
+        return plain and len({len(row) for row in rows}) <= 1 and not channels
     dimensions = getattr(x, "ndim", 2 if hasattr(x, "__array__") else None)
     if dimensions == 1 and getattr(x, "dtype", None) == np.dtype(object):
         return False  # an array of cases
@@ -102,6 +104,25 @@ def _as_case(owner: str, number: int, case: Any) -> Case:
             "Fill gaps (the last value that was seen, or an interpolation) or leave these cases out."
         )
     return values.T
+
+
+def check_distance(owner: str, cases: Sequence[Case], mean: Tensor, scale: Tensor) -> None:
+    """Refuse numbers so far from what was learnt that no answer would come of them."""
+    for number, case in enumerate(cases):
+        far = too_far(case, mean, scale)
+        if far.any():
+            step, channel = (int(place) for place in np.argwhere(far)[0])
+            raise UsageError(
+                f"{owner}: expected numbers less than {FARTHEST:g} deviations from the mean of what was learnt, got "
+                f"{case[step, channel]:g} in case {number}, channel {channel}, step {step}."
+            )
+
+
+def too_far(values: NDArray[Any], mean: Tensor, scale: Tensor) -> NDArray[np.bool_]:
+    """Return which numbers [..., channels] a network cannot be given."""
+    with np.errstate(over="ignore"):
+        far: NDArray[np.bool_] = ~(np.abs((values - mean.cpu().numpy()) / scale.cpu().numpy()) < FARTHEST)
+    return far
 
 
 def statistics(owner: str, cases: Sequence[Case], weights: Sequence[float]) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from mistrnn.errors import UsageError
+from mistrnn.estimators._sequences import FARTHEST, too_far
 from mistrnn.estimators.network import Network
 
 
@@ -35,6 +36,10 @@ class EstimatorStream:
             )
         if not np.isfinite(values).all():
             raise UsageError(f"expected finite numbers, got {values.tolist()}.")
+        if too_far(values, network.mean, network.scale).any():
+            raise UsageError(
+                f"expected numbers less than {FARTHEST:g} deviations from the mean of what was learnt, got {values.tolist()}."
+            )
         like = network.readout.weight
         step = network.standardised(torch.from_numpy(values).to(like.device)).unsqueeze(0)
         reset = torch.ones(1, dtype=torch.bool, device=like.device) if self._fresh else None

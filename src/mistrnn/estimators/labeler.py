@@ -59,6 +59,10 @@ class FrameLabeler(ClassEstimator):
         if not known:
             raise UsageError(f"{self._name}: expected labels, got none: every step of every case is unlabelled.")
         kinds = {type(label) for label in known}
+        if kinds == {int, float} and all(
+            label == int(label) for label in known
+        ):  # NumPy makes floats of a row with a gap
+            known, kinds = [int(label) for label in known], {int}
         if len(kinds) > 1:
             names = " and ".join(sorted(kind.__name__ for kind in kinds))
             raise UsageError(f"{self._name}: expected labels of one type, got {names}.")
@@ -83,7 +87,7 @@ class FrameLabeler(ClassEstimator):
             y = y.to_numpy()
         if len(y) != len(cases):
             raise UsageError(f"{self._name}: expected labels for {len(cases)} cases, got {len(y)}.")
-        rows = [np.asarray(row) for row in y]
+        rows = [_plain(np.asarray(row)) for row in y]
         for number, (case, row) in enumerate(zip(cases, rows, strict=True)):
             if row.shape != (len(case),):
                 raise UsageError(
@@ -129,6 +133,15 @@ class FrameLabeler(ClassEstimator):
         if not count:
             raise UsageError(f"{self._name}: expected labels to compare with, got none.")
         return float(right / count)
+
+
+def _plain(labels: NDArray[Any]) -> NDArray[Any]:
+    """Return labels of mixed kinds, such as those with gaps, as Python's own objects: NumPy's compare in other ways."""
+    if labels.dtype != object or labels.ndim != 1:
+        return labels
+    found = np.empty_like(labels)
+    found[:] = [label.item() if isinstance(label, np.generic) else label for label in labels]
+    return found
 
 
 def _is_array(x: Any) -> bool:
