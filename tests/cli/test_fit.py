@@ -57,6 +57,22 @@ def test_folder_with_labels_leads_to_predictions_and_a_report(mist: Mist, tmp_pa
     assert json.loads((tmp_path / "report" / "report.json").read_text())["accuracy"] == 1.0
 
 
+def test_table_of_labels_in_a_sub_folder_is_no_recording(mist: Mist, tmp_path: Path) -> None:
+    data, model = write_folder(tmp_path / "in", columns=("a",)), tmp_path / "model"
+    (data / "about").mkdir()
+    labels = (data / "labels.csv").rename(data / "about" / "labels.csv")
+    assert mist("fit", data, "--labels", labels, "--out", model, *SMALL)[0] == 0
+    status, _, err = mist("predict", model, data, "--out", tmp_path / "p.csv")
+    assert (status, err) == (0, "")
+    assert [row["id"] for row in rows_of(tmp_path / "p.csv")] == sorted(frames())
+    # A model that was saved with the name alone finds the table beside the recordings.
+    kept = json.loads((model / "reading.json").read_text())
+    assert kept["labels"] == "about/labels.csv"
+    (model / "reading.json").write_text(json.dumps({**kept, "labels": "labels.csv"}))
+    labels.rename(data / "labels.csv")
+    assert mist("predict", model, data, "--out", tmp_path / "q.csv")[0] == 0
+
+
 def test_long_table_with_row_labels_keeps_the_order_of_its_rows(mist: Mist, tmp_path: Path) -> None:
     path, model = write_long(tmp_path / "long.parquet"), tmp_path / "model"
     flags = ["--id-column", "rec", "--label-column", "row_label", "--time-column", "t", "--group-column", "user"]

@@ -113,12 +113,14 @@ def test_output_among_the_recordings_is_refused(mist: Mist, tmp_path: Path, fitt
     model, data = fitted
     for command in (
         ["fit", data, "--labels", data / "labels.csv", "--out", data / "model"],
+        ["fit", data, "--labels", data / "labels.csv", "--out", tmp_path / "model", "--tensorboard", data / "tb"],
         ["predict", model, data, "--out", data / "p.csv"],
         ["evaluate", model, data, "--labels", data / "labels.csv", "--out", data],
     ):
         status, _, err = mist(*command)
         assert status == 2
         assert f"outside of {data}, because what is in there is read as recordings" in err
+        assert f"Choose another place for {'--tensorboard' if '--tensorboard' in command else '--out'}." in err
 
 
 @pytest.mark.parametrize(
@@ -231,6 +233,9 @@ def test_new_data_that_does_not_fit_the_model_is_named(mist: Mist, tmp_path: Pat
     assert status == 2
     assert "x.csv: expected the columns 'b', which are missing; there are 'a', 'c'." in err
     assert not (tmp_path / "q.csv").exists()
+    (new / "x.csv").write_text("a,b\n1,2\nhello,4\n")
+    err = mist("predict", model, new, "--out", tmp_path / "q.csv")[2]
+    assert err.endswith("x.csv, line 3, column 'a': expected a number, got 'hello'.\n")  # its columns cannot be chosen
     (new / "x.csv").write_text("a,b\n1,2\n3,4\n")
     (tmp_path / "labels.csv").write_text("id,label\nx,03\n")
     status, _, err = mist("evaluate", model, new, "--labels", tmp_path / "labels.csv", "--out", tmp_path / "r")

@@ -89,18 +89,57 @@ def test_stream_stops_at_a_bad_line(
     assert expected in err
 
 
-def test_stream_takes_names_that_are_numbers_as_names(
+def test_stream_answers_every_line_where_the_names_are_numbers(
     mist: Mist, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     x, y = np.random.default_rng(0).normal(size=(6, 2, 9)), [1.5, 2.5] * 3
     model = SequenceRegressor(hidden_size=4, max_epochs=1, random_state=0).fit(x, y)
     model.channel_names_ = ["0", "1"]
     model.save_pretrained(tmp_path / "model")
-    status, out, _ = streamed(mist, monkeypatch, tmp_path / "model", b"1,0\n5,6\n")
-    assert status == 0
-    header, value = out.splitlines()
+    status, out, err = streamed(mist, monkeypatch, tmp_path / "model", b"1,0\n5,6\n\n0,1\n")
+    assert (status, err) == (0, "")
+    header, *values = out.splitlines()
     assert header == "value"
-    assert float(value) == pytest.approx(float(model.predict([np.array([[6.0], [5.0]])])[0]), rel=1e-5)
+    assert values[2] == ""
+    expected = model.predict([np.array([[1.0], [0.0]]), np.array([[1.0, 5], [0, 6]]), np.array([[0.0], [1.0]])])
+    assert [float(values[k]) for k in (0, 1, 3)] == pytest.approx(expected.tolist(), rel=1e-5)
+    # What looks like the model's own header may be one.
+    _, out, err = streamed(mist, monkeypatch, tmp_path / "model", b"0,1\n0,1\n")
+    assert len(out.splitlines()) == 3
+    assert err == (
+        "note: line 1 is read as a row: the names of the model's columns are numbers, so no line is a header.\n"
+    )
+    status, _, err = streamed(mist, monkeypatch, tmp_path / "model", b"0,x\n")
+    assert status == 2
+    assert "line 1: column '1': expected a number, got 'x'." in err
+
+
+def test_stream_names_every_output_of_several(mist: Mist, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    model = SequenceRegressor(hidden_size=4, max_epochs=1, random_state=0)
+    model.fit(random.normal(size=(6, 1, 9)), random.normal(size=(6, 3))).channel_names_ = ["x"]
+    model.save_pretrained(tmp_path / "model")
+    status, out, _ = streamed(mist, monkeypatch, tmp_path / "model", b"x\n5\nbad\n", "--skip-bad")
+    assert status == 0
+    header, values, skipped = out.splitlines()
+    assert header == "value0,value1,value2"
+    expected = model.predict([np.array([[5.0]])])[0]
+    assert [float(value) for value in values.split(",")] == pytest.approx(expected.tolist(), rel=1e-5)
+    assert skipped == ",,"
+
+
+def test_stream_takes_a_number_that_no_answer_would_come_of_for_a_bad_line(
+    mist: Mist, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    x = np.random.default_rng(0).normal(size=(6, 1, 9)) * 1e-10
+    model = SequenceClassifier(hidden_size=4, max_epochs=1, random_state=0).fit(x, ["up", "down"] * 3)
+    model.channel_names_ = ["a"]
+    model.save_pretrained(tmp_path / "model")
+    status, _, err = streamed(mist, monkeypatch, tmp_path / "model", b"a\n0\n1e29\n0\n")
+    assert (status, "line 3: expected numbers less than 1e+30 deviations from the mean" in err) == (2, True)
+    skipped = streamed(mist, monkeypatch, tmp_path / "model", b"a\n0\n1e29\n0\n", "--skip-bad")[1].splitlines()
+    without = streamed(mist, monkeypatch, tmp_path / "model", b"a\n0\n0\n")[1].splitlines()
+    assert skipped == [*without[:2], ",", without[2]]
 
 
 def test_stream_skips_bad_lines_if_told_to(

@@ -87,9 +87,11 @@ def test_csv_that_cannot_be_read_is_named(tmp_path: Path, text: str, expected: s
 def test_cell_that_is_no_number_is_named(tmp_path: Path) -> None:
     table = read_table(write(tmp_path / "a.csv", "x;y\n1;2\n3;4,5\n"))
     with pytest.raises(
-        UsageError, match=r"a\.csv, line 3, column 'y': expected a number, got '4,5'\. Write decimals with"
+        UsageError, match=r"a\.csv, line 3, column 'y': expected a number, got '4,5'\. Write decimals with a point\.$"
     ):
         table.numbers("y")
+    with pytest.raises(UsageError, match=r"got '4,5'\. Write decimals with a point\. Leave it out\.$"):
+        table.numbers("y", "Leave it out.")
 
 
 def test_other_encodings_are_named(tmp_path: Path) -> None:
@@ -126,8 +128,27 @@ def test_parquet_keeps_types_and_leaves_the_index_out(tmp_path: Path) -> None:
 def test_dates_in_csv_are_times(tmp_path: Path) -> None:
     table = read_table(write(tmp_path / "a.csv", "when,bad\n2026-01-01 00:00:00,x\n2026-01-01 00:00:02.5,y\n"))
     assert np.diff(table.times("when")).tolist() == [2.5]
-    with pytest.raises(UsageError, match=r"expected numbers or dates such as .* in the time column 'bad'"):
+    with pytest.raises(
+        UsageError, match=r"a\.csv, line 2, column 'bad': expected a time, a number or a date such as .*'x'"
+    ):
         table.times("bad")
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (["01.02.2024 10:00", "01.02.2024 10:01"], r"line 2, column 't': .* got '01\.02\.2024 10:00'\.$"),
+        (["2024-02-01", " ", "2024-02-02", "soon"], r"line 5, column 't': .* got 'soon'\.$"),
+        (["2024-02-01 10:00:00", "2024-02-01 10:00:01Z"], r"line 3, .*01Z'\. Write all dates with a time zone, or all"),
+        (["2024-02-01 10:00:00Z", "2024-02-01 10:00:01"], r"line 3, .*01'\. Write all dates with a time zone, or all"),
+        (["", "2024-02-01 10:00:00Z", "soon"], r"line 4, column 't': .* got 'soon'\.$"),
+        (["NA", "0", "1", "soon"], r"line 5, column 't': expected a number, got 'soon'\.$"),
+    ],
+)
+def test_cell_that_is_no_time_is_named(tmp_path: Path, cells: list[str], expected: str) -> None:
+    table = read_table(write(tmp_path / "a.csv", "t,x\n" + "".join(f"{cell},1\n" for cell in cells)))
+    with pytest.raises(UsageError, match=rf"a\.csv, {expected}"):
+        table.times("t")
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.npz"])
@@ -177,6 +198,22 @@ def test_delimiter_is_looked_for_outside_of_quotes(tmp_path: Path) -> None:
     table = read_table(write(tmp_path / "a.csv", '"x, in\nm";"y"\n1;2\n'))
     assert table.names == ["x, in\nm", "y"]
     assert table.numbers("y").tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("t;ax;ay;a (m/s, cal)\n0;1.5;2;1\n1;2;3;1\n", ["t", "ax", "ay", "a (m/s, cal)"]),
+        ("a, in m, s, or g;b\n\n1;2\n", ["a, in m, s, or g", "b"]),  # the commas are more
+        ('a;"b, c"\n1;"2, 3"\n', ["a", "b, c"]),  # in quotes they do not count
+        ("a;b\n1,5;2,5\n", ["a", "b"]),
+        ("a,b;c,d\n1,2,3\n", ["a", "b;c", "d"]),
+        ("a;b;c (m/s, cal)\n", ["a", "b", "c (m/s, cal)"]),  # without a row, the most frequent
+        ("a\tb; c, d\te\n", ["a", "b; c, d", "e"]),
+    ],
+)
+def test_delimiter_is_what_cuts_header_and_first_row_alike(tmp_path: Path, text: str, names: list[str]) -> None:
+    assert read_table(write(tmp_path / "a.csv", text)).names == names
 
 
 def test_dates_with_a_time_zone_and_times_of_the_day_are_times(tmp_path: Path) -> None:

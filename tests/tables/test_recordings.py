@@ -123,6 +123,12 @@ def test_column_without_a_name_is_left_out_with_a_notice(tmp_path: Path) -> None
         ({"a": "id,x\n1,2\n"}, {"id_column": "id", "columns": ("id", "y")}, "expected the columns 'y'"),
         ({"a": "label\n1\n"}, {"label_column": "label"}, r"a\.csv: expected columns to read, got only label"),
         ({"a": "time,x\n1,2\n"}, {}, r"a\.csv: expected to be told whether the column 'time' is the time of each row"),
+        (
+            {"a": "x,Time (s)\n1,2\n"},
+            {},
+            r"whether the column 'Time \(s\)' is .*: --time-column 'Time \(s\)', or choose",
+        ),
+        ({"a": "x,y\n1,2\n1,bob\n"}, {"columns": ("x", "y")}, r"line 3, column 'y': expected a number, got 'bob'\.$"),
         ({"a": "t,x\n1,2\n1,3\n"}, {"time_column": "t"}, r"line 3: expected every time once .* that of .*line 2 again"),
         (
             {"a": "t,x\n1,2\n,3\n"},
@@ -142,6 +148,21 @@ def test_bad_recordings_are_named(
     place = folder(tmp_path / "in", **files)
     with pytest.raises(UsageError, match=expected):
         read(place, Reading(**reading))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "name", ["t", "T (s)", "t_ms", "Time (s)", "timestamp_ms", "TIME", "time2", "date_utc", "seconds since start"]
+)
+def test_column_that_may_be_the_time_is_asked_about(tmp_path: Path, name: str) -> None:
+    place = folder(tmp_path, a=f"x,{name}\n1,2\n")
+    with pytest.raises(UsageError, match="expected to be told whether the column"):
+        read(place)
+    assert read(place, Reading(time_column=name))[1].columns == ("x",)
+
+
+@pytest.mark.parametrize("name", ["temperature", "timer_count", "t1", "t_room", "times", "dated", "uptime", "tx"])
+def test_column_of_another_name_is_an_input(tmp_path: Path, name: str) -> None:
+    assert read(folder(tmp_path, a=f"x,{name}\n1,2\n"))[1].columns == ("x", name)
 
 
 def test_columns_that_were_chosen_may_have_others_beside_them(tmp_path: Path) -> None:

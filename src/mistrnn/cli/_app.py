@@ -1,7 +1,8 @@
 """The command itself: its groups of commands, its version, and how it ends."""
 
+import os
 import sys
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
@@ -27,16 +28,49 @@ console = Console()
 
 
 def run() -> None:
-    """Run the command; what the caller can mend is one message on standard error and exit status 2."""
+    """Run the command; what the caller can mend is one message on standard error and exit status 2.
+
+    The status is 1 where standard output cannot be written: a full disk, or a reader who has left.
+    """
+    output = sys.stdout  # typer puts another in its place when a pipe breaks
     try:
         app()
     except UsageError as error:
         print(f"mist: {error}", file=sys.stderr)
+        _write_failure(output, error)
         leave(2)
         sys.exit(2)
-    except SystemExit as leaving:
-        leave(leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else 1)
+    except (OSError, SystemExit) as ending:
+        failure = _write_failure(output, ending)
+        if failure is not None:
+            print(f"mist: cannot write to standard output: {failure.strerror}.", file=sys.stderr)
+            leave(1)
+            sys.exit(1)
+        if isinstance(ending, SystemExit):
+            leave(ending.code if isinstance(ending.code, int) else 0 if ending.code is None else 1)
         raise
+
+
+def _write_failure(output: TextIO | None, ending: BaseException) -> OSError | None:
+    """Return why standard output could not be written, None if it could.
+
+    After a failure, what is left in the buffer is dropped: Python would try once more at its end, and complain.
+    """
+    if output is None:
+        return None
+    failure: OSError
+    if isinstance(ending, SystemExit) and isinstance(ending.__context__, BrokenPipeError):
+        failure = ending.__context__  # rich and typer leave without a word then
+    else:
+        try:
+            if isinstance(ending, OSError):
+                output.write("\n")  # without a buffer only this fails again; if it does not, a traceback follows anyway
+            output.flush()  # what could not be written is still in the buffer, and fails again
+            return None
+        except OSError as error:
+            failure = error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+    return failure
 
 
 def version(value: bool) -> None:

@@ -5,7 +5,9 @@ import io
 import math
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +28,7 @@ class Rows:
     """Makes rows of numbers from lines of CSV.
 
     The first line of a recording may name its columns, in any order and with others among them; without that, a line holds
-    the model's columns in their order.
+    the model's columns in their order. Names that are all numbers cannot be told from a row, so then every line is one.
 
     >>> rows = Rows(["x", "y"])
     >>> rows.row("y,note,x"), rows.row("2,walking,1")
@@ -38,6 +40,7 @@ class Rows:
 
     def __init__(self, columns: list[str]) -> None:
         self._columns = columns
+        self.names_are_numbers = all(is_number(name) for name in columns)
         self._places, self._cells = list(range(len(columns))), len(columns)
         self._delimiter = ","
         self._first = True
@@ -53,7 +56,7 @@ class Rows:
             cells = [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter))]
         except csv.Error as error:
             raise BadLineError(f"not readable as CSV ({error}).") from None
-        named = all(name in cells for name in self._columns) or not all(is_number(cell) for cell in cells)
+        named = not self.names_are_numbers and not all(is_number(cell) for cell in cells)
         if self._first and named and self._take_names(cells):
             self._first, self._delimiter = False, delimiter
             return None
@@ -103,11 +106,15 @@ def answer_lines(model: Path, *, skip_bad: bool) -> int:
         live = estimator.stream()
     except ValueError as error:  # a layer that reads in both directions
         raise UsageError(f"{model}: cannot be streamed. {error}") from error
-    rows = Rows(list(kept.reading.columns or ()))
+    columns = list(kept.reading.columns or ())
+    rows = Rows(columns)
     has_classes = kept.kind != "numbers"
+    outputs = estimator.network_.readout.out_features
+    values_named: list[object] = ["value"] if outputs == 1 else [f"value{k}" for k in range(outputs)]
+    header: list[object] = ["label", "probability"] if has_classes else values_named
     bad, first_bad = 0, ""
     try:
-        _write(["label", "probability"] if has_classes else ["value"])
+        _write(header)
         number = 0
         # Bytes, line by line: nothing is read ahead of what has come.
         while data := sys.stdin.buffer.readline(LONGEST_LINE):
@@ -120,17 +127,23 @@ def answer_lines(model: Path, *, skip_bad: bool) -> int:
                     _write([])
                     continue
                 values = rows.row(line)
+                said: Any = None if values is None else _answer(live, values)
             except BadLineError as error:
                 if not skip_bad:
                     raise UsageError(f"line {number}: {error} Skip such lines with --skip-bad.") from None
                 bad, first_bad = bad + 1, first_bad or f"line {number}: {error}"
-                _write(["", ""] if has_classes else [""])
+                _write([""] * len(header))
                 continue
             except UsageError as error:
                 raise UsageError(f"line {number}: {error}") from None
             if values is None:
                 continue
-            said = live(values)
+            if number == 1 and rows.names_are_numbers and values == [number_of(name) for name in columns]:
+                print(
+                    "note: line 1 is read as a row: the names of the model's columns are numbers, so no line is a header.",
+                    file=sys.stderr,
+                    flush=True,
+                )
             _write(
                 [said.label, f"{said.probability:.6f}"]
                 if has_classes
@@ -145,6 +158,13 @@ def answer_lines(model: Path, *, skip_bad: bool) -> int:
     if bad:
         print(f"note: {bad:,} lines were skipped; the first was {first_bad}", file=sys.stderr)
     return 0
+
+
+def _answer(live: Callable[[list[float]], Any], values: list[float]) -> Any:
+    try:
+        return live(values)
+    except UsageError as error:  # numbers too far from what was learnt; the state is as it was
+        raise BadLineError(str(error)) from None
 
 
 def _decoded(data: bytes) -> str:

@@ -32,7 +32,8 @@ class Kept:
     reading: Reading
     kind: Kind
     labels: str | None
-    """The name of the file with the labels, if they had one; where it lies among new recordings, it is none of them."""
+    """The file with the labels, if they had one: its place among the recordings, or its name if it was elsewhere. A file in
+    the same place among new recordings is none of them."""
 
 
 def load_model(folder: Path) -> tuple[SequenceEstimator, Kept]:
@@ -121,12 +122,12 @@ def check_writable(folder: Path) -> None:
         raise UsageError(f"cannot write to the folder {folder}: Permission denied.")
 
 
-def check_outside(out: Path, recordings: Path, what: str) -> None:
+def check_outside(out: Path, recordings: Path, what: str, option: str = "--out") -> None:
     """Refuse to write among the recordings: what is written there would be read as one the next time."""
     if recordings.is_file() and out.resolve() == recordings.resolve():
-        raise UsageError(f"{out}: expected another place for --out, because the recordings are there.")
+        raise UsageError(f"{out}: expected another place for {option}, because the recordings are there.")
     if recordings.is_dir() and out.resolve().is_relative_to(recordings.resolve()):
         raise UsageError(
             f"{out}: expected a {what} outside of {recordings}, because what is in there is read as recordings. Choose another "
-            "place for --out."
+            f"place for {option}."
         )

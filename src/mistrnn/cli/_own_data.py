@@ -71,6 +71,8 @@ def fit_model(
         raise UsageError(f"expected --test-share from 0 to below 1, got {test_share}.")
     estimator = _estimator(kind, settings)
     check_outside(out, recordings, "folder")
+    if settings["tensorboard"] is not None:
+        check_outside(settings["tensorboard"], recordings, "folder", option="--tensorboard")
     check_model_folder(out, force)
     reading = Reading(
         columns=None if columns is None else _names(columns),
@@ -105,9 +107,9 @@ def fit_model(
     estimator.verbose, estimator.log_dir = False, None  # how it was watched is no part of a model
     with written_together(out) as place:
         estimator.save_pretrained(place)
-        save_reading(place, Kept(reading, kind, None if labels is None else labels.name))
+        save_reading(place, Kept(reading, kind, None if labels is None else _place_of_labels(labels, recordings)))
     clear_report_folder(out / REPORT, force=force)  # it is about another model
-    print(
+    trained = (
         f"\ntrained {estimator.n_epochs_} epochs in {seconds:.0f} s, kept epoch {estimator.best_epoch_}; "
         f"{estimator.parameter_count():,} weights"
     )
@@ -126,12 +128,13 @@ def fit_model(
                 "trained_on": [one.id for one in learnt],
                 "held_out": [one.id for one in tested],
             }
-            print("\nOn what was held out:\n")
             title = f"{_layer_name(estimator)}, {estimator.hidden_size} units: recordings that were held out"
-            _report(evaluation, out / REPORT, title, about, force)
+            heading = f"{trained}\n\nOn what was held out:\n\n"
+            _report(evaluation, out / REPORT, title, about, force, heading)
         else:
             print(
-                "\nNothing was held out (--test-share 0), so there is no honest figure: evaluate it on other recordings."
+                f"{trained}\n\nNothing was held out (--test-share 0), so there is no honest figure: evaluate it on other "
+                "recordings."
             )
     finally:  # if the report cannot be written, or Ctrl-C comes, too
         print(f"model: {out}")
@@ -270,6 +273,14 @@ def _estimator(kind: Kind, settings: dict[str, Any]) -> SequenceEstimator:
     except (ValueError, TypeError, RuntimeError) as error:
         raise UsageError(str(error)) from error
     return estimator
+
+
+def _place_of_labels(labels: Path, recordings: Path) -> str:
+    """Return where the table of labels lies in the folder of the recordings, or its name if it lies elsewhere."""
+    beside, folder = labels.parent.resolve(), recordings.resolve()  # the file itself may be a link to somewhere else
+    if beside.is_relative_to(folder):
+        return (beside.relative_to(folder) / labels.name).as_posix()
+    return labels.name
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -432,9 +443,15 @@ def _are_predictions(path: Path) -> bool:
     return bool(re.match("id,(predicted0?(,|$)|(row,)?(.*,)?label,probability,p_)", names.replace('"p_', "p_")))
 
 
-def _report(evaluation: Evaluation, folder: Path, title: str, about: dict[str, Any], force: bool) -> None:
-    print_evaluation(evaluation, console)  # first: there may be no room to write it
-    files = save_evaluation(evaluation, folder, title=title, about=about, force=force)
+def _report(
+    evaluation: Evaluation, folder: Path, title: str, about: dict[str, Any], force: bool, heading: str = ""
+) -> None:
+    """Save a report, then print it: a reader who has left, as `| head` does, takes nothing away from the folder."""
+    try:
+        files = save_evaluation(evaluation, folder, title=title, about=about, force=force)
+    finally:  # there may be no room to save it: then the figures are told at least
+        print(heading, end="")
+        print_evaluation(evaluation, console)
     pictures = ", ".join(path.name for path in files if path.suffix == ".png")
     print(f"\nreport: {folder} (report.json, predictions.csv, {pictures})")
 

@@ -27,7 +27,7 @@ from mistrnn.errors import UsageError
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet", ".npz")
 DELIMITERS = (",", ";", "\t")
-LONGEST_HEADER = 2**16
+LONGEST_START = 2**20
 """Characters in which a delimiter is looked for."""
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "-", "?"})
 """Cells that stand for a number that is not there, in small letters."""
@@ -85,8 +85,8 @@ class SourceTable:
         value = _whole(self.data, name)[row].as_py()
         return value is None or (isinstance(value, str) and not value.strip())
 
-    def numbers(self, name: str) -> NDArray[np.float64]:
-        """Return a column as numbers, NaN where a cell is empty."""
+    def numbers(self, name: str, advice: str = "") -> NDArray[np.float64]:
+        """Return a column as numbers, NaN where a cell is empty; `advice` is what to do if there is something else."""
         column = _whole(self.data, name)
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             column = pc.utf8_trim_whitespace(column)
@@ -94,15 +94,15 @@ class SourceTable:
             try:
                 column = column.cast(pa.float64())
             except pa.ArrowInvalid:
-                column = self._numbers_one_by_one(name, column)
+                column = self._numbers_one_by_one(name, column, advice)
         elif not _is_numeric(column.type):
-            raise UsageError(f"{self.path}: expected numbers in column {name!r}, got {column.type}. {CHOOSE_COLUMNS}")
+            raise UsageError(f"{self.path}: expected numbers in column {name!r}, got {column.type}. {advice}".rstrip())
         if pa.types.is_decimal(column.type) or not pa.types.is_floating(column.type):
             column = column.cast(pa.float64(), safe=False)
         found: NDArray[np.float64] = column.to_numpy(zero_copy_only=False).astype(np.float64)
         return found
 
-    def _numbers_one_by_one(self, name: str, column: Any) -> Any:
+    def _numbers_one_by_one(self, name: str, column: Any, advice: str) -> Any:
         """Return numbers from text in which arrow found something else: a word for a missing number, or an error."""
         values: list[float | None] = []
         for row, text in enumerate(column.to_pylist()):
@@ -116,7 +116,7 @@ class SourceTable:
                     " Write decimals with a point." if text.replace(",", ".").count(".") == 1 and "," in text else ""
                 )
                 raise UsageError(
-                    f"{self.place(row)}, column {name!r}: expected a number, got {text!r}.{comma} {CHOOSE_COLUMNS}"
+                    f"{self.place(row)}, column {name!r}: expected a number, got {text!r}.{comma} {advice}".rstrip()
                 ) from None
         return pa.array(values, pa.float64())
 
@@ -127,7 +127,10 @@ class SourceTable:
             try:
                 return self.numbers(name)
             except UsageError:
-                column = self._dates(name, pc.utf8_trim_whitespace(column))
+                column = pc.utf8_trim_whitespace(column)
+                if _begins_with_a_number(column):
+                    raise  # of numbers with something else among them, that is what to name
+                column = self._dates(name, column)
         if pa.types.is_temporal(column.type):
             ticks = column
             if pa.types.is_time(column.type):
@@ -141,18 +144,24 @@ class SourceTable:
 
     def _dates(self, name: str, column: Any) -> Any:
         """Return dates from text, all with a time zone or all without."""
+        column = pc.if_else(pc.equal(column, ""), None, column)
         zone = "UTC" if column.null_count < len(column) and _ZONE.search(column.drop_null()[0].as_py()) else None
         try:
-            return pc.if_else(pc.equal(column, ""), None, column).cast(pa.timestamp("ns", zone))
-        except pa.ArrowInvalid as error:
+            return column.cast(pa.timestamp("ns", zone))
+        except pa.ArrowInvalid:
+            cells = enumerate(column.to_pylist())
+            row, text = next((row, text) for row, text in cells if text is not None and not _is_date(text, zone))
+            mixed = (
+                " Write all dates with a time zone, or all without." if _is_date(text, None if zone else "UTC") else ""
+            )
             raise UsageError(
-                f"{self.path}: expected numbers or dates such as 2026-01-31 12:00:00.5 in the time column {name!r} ({error})."
-            ) from error
+                f"{self.place(row)}, column {name!r}: expected a time, a number or a date such as 2026-01-31 12:00:00.5, got "
+                f"{text!r}.{mixed}"
+            ) from None
 
 
 _ZONE = re.compile(r":[0-9.]+(Z|[+-][0-9:]+)$")
 """A time of the day with a zone behind it."""
-CHOOSE_COLUMNS = "Choose the columns to read with --columns."
 
 
 def read_table(path: Path) -> SourceTable:
@@ -226,9 +235,21 @@ def _records(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def delimiter_of(text: str) -> str:
-    """Return what separates the cells of the first line, outside of quotes."""
-    first = re.sub('"[^"]*"', "", text.lstrip("\n")[:LONGEST_HEADER]).split("\n", 1)[0]
-    return next((one for one in DELIMITERS if one in first), ",")
+    r"""Return what separates the cells, outside of quotes.
+
+    That is what gives the first two records equally many cells; if nothing does, what is most frequent in the first.
+
+    >>> delimiter_of("t;a (m/s, calibrated)\n0;1\n"), delimiter_of("t,a\n0\n"), delimiter_of("t")
+    (';', ',', ',')
+    """
+    lines = re.sub('"[^"]*"', "quoted", text[:LONGEST_START]).split("\n")
+    first, second = (*(line for line in lines if line), "", "")[:2]
+
+    def fitness(delimiter: str) -> tuple[bool, int]:
+        count = first.count(delimiter)
+        return count > 0 and count == second.count(delimiter), count
+
+    return max(DELIMITERS, key=fitness)
 
 
 def _read_csv(path: Path) -> SourceTable:
@@ -372,6 +393,20 @@ def is_number(text: str) -> bool:
     try:
         number_of(text)
     except ValueError:
+        return False
+    return True
+
+
+def _begins_with_a_number(column: Any) -> bool:
+    """Whether the first text that does not stand for a missing number is a number."""
+    texts = (cell.as_py() for cell in column)
+    return is_number(next((text for text in texts if text is not None and text.lower() not in MISSING), ""))
+
+
+def _is_date(text: str, zone: str | None) -> bool:
+    try:
+        pa.array([text]).cast(pa.timestamp("ns", zone))
+    except pa.ArrowInvalid:
         return False
     return True
 

@@ -1,6 +1,8 @@
 """Recordings from a folder, one in each file, or from one long table with an id in each row."""
 
 import os
+import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +14,12 @@ from numpy.typing import NDArray
 from mistrnn.errors import UsageError
 from mistrnn.tables._read import SUFFIXES, SourceTable, Texts, id_of, place_of, read_table
 
-TIME_NAMES = frozenset({"t", "time", "timestamp", "seconds", "datetime", "date"})
+TIME_NAME = re.compile(
+    r"(time|timestamp|seconds|datetime|date)(?![^\W\d_])|t([\W_]+(s|ms|us|ns))?[\W_]*$", re.IGNORECASE
+)
+"""What the name of a time column begins with: such a word, as in `Time (s)` but not `timer`, or t alone or with a unit, as in
+`t_ms`. With anything else behind it, as in t1 or t_room, a t may well be a temperature."""
+CHOOSE_COLUMNS = "Choose the columns to read with --columns."
 LARGEST = 1e30
 """What is larger is no measurement, and overflows in the network."""
 UNEVEN, UNEVEN_SHARE = 0.5, 0.01
@@ -83,6 +90,7 @@ def read_recordings(
     """
     found: list[Recording] = []
     origin: Path | None = None
+    advice = CHOOSE_COLUMNS if reading.columns is None else ""  # else they were chosen, or are a model's
     files: dict[str, Path] = {}
     unnamed: list[Path] = []
     for name, path in _files(place, skip, say):
@@ -101,7 +109,7 @@ def read_recordings(
             raise UsageError(
                 f"{path}: expected the id column {reading.id_column!r}; there are {', '.join(map(repr, table.names))}."
             )
-        found += _recordings_of(table, name if place.is_dir() else None, reading, labels, groups, say)
+        found += _recordings_of(table, name if place.is_dir() else None, reading, labels, groups, advice, say)
     if unnamed:
         say(f"left out columns without a name (row numbers?) in {_some([str(path) for path in unnamed])}.")
     if reading.time_column is not None:
@@ -155,11 +163,12 @@ def _inputs(table: SourceTable, reading: Reading) -> tuple[str, ...]:
     names = tuple(name for name in table.names if name not in others)
     if not names:
         raise UsageError(f"{table.path}: expected columns to read, got only {', '.join(table.names)}.")
-    times = [name for name in names if name.lower() in TIME_NAMES]
+    times = [name for name in names if TIME_NAME.match(name)]
     if times:
         raise UsageError(
             f"{table.path}: expected to be told whether the column {times[0]!r} is the time of each row, because a model that "
-            f"reads the time may learn the plan of the recordings instead: --time-column {times[0]}, or choose --columns."
+            f"reads the time may learn the plan of the recordings instead: --time-column {shlex.quote(times[0])}, or "
+            "choose --columns."
         )
     return names
 
@@ -170,14 +179,17 @@ def _check_same_columns(table: SourceTable, origin: Path, reading: Reading) -> N
     if more:
         raise UsageError(
             f"{table.path}: expected the columns of {origin}, which are {', '.join(reading.columns or ())}, got {_some(more)} "
-            "as well. Choose the columns to read with --columns."
+            f"as well. {CHOOSE_COLUMNS}"
         )
 
 
 def _recordings_of(
-    table: SourceTable, name: str | None, reading: Reading, labels: bool, groups: bool, say: Say
+    table: SourceTable, name: str | None, reading: Reading, labels: bool, groups: bool, advice: str, say: Say
 ) -> list[Recording]:
-    """Return the recordings of one file; `name` is the id of the only one, None if the rows have ids."""
+    """Return the recordings of one file; `name` is the id of the only one, None if the rows have ids.
+
+    `advice` is what to do about a column that holds something else than numbers.
+    """
     if not len(table):
         raise UsageError(f"{table.path}: expected rows below the names of the columns, got none.")
     columns = reading.columns or ()
@@ -190,7 +202,7 @@ def _recordings_of(
             f"{table.path}: expected the columns {', '.join(map(repr, missing))}, which are missing; there are "
             f"{', '.join(map(repr, table.names))}."
         )
-    values = np.stack([table.numbers(column) for column in columns], axis=1)
+    values = np.stack([table.numbers(column, advice) for column in columns], axis=1)
     bad = ~(np.abs(values) < LARGEST)  # nan too
     if bad.any():
         row, channel = (int(index) for index in np.argwhere(bad)[0])
