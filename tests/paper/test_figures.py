@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from mistrnn.paper import figure1, figure2, figure3
 from mistrnn.paper.comparison import run_rows
@@ -107,3 +108,16 @@ def test_figure3_draws_long_curves_with_fewer_points_and_their_last_one(tmp_path
     steps = [int(line.split(",")[5]) for line in lines]
     assert len(steps) <= MOST_POINTS + 1
     assert (steps[0], steps[1], steps[-1]) == (25, 100, points[-1][0])
+
+
+def test_figure3_of_three_delays_leaves_the_fourth_panel_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[list[bool]] = []
+
+    def look(figure: Figure, *_: object) -> list[Path]:
+        drawn.append([axes.axison for axes in figure.axes])
+        return []
+
+    monkeypatch.setattr("mistrnn.report.figure3.save_figure", look)
+    curve = figure3.Curve(0, 1, ((25, 0.05), (50, 0.04)))
+    draw_figure3([figure3.BestCurves(row.study, (curve,), 0, 1) for row in figure3.rows([50, 100, 200])[::4]], tmp_path)
+    assert drawn == [[True, True, True, False]]

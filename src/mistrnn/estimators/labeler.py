@@ -59,9 +59,8 @@ class FrameLabeler(ClassEstimator):
         if not known:
             raise UsageError(f"{self._name}: expected labels, got none: every step of every case is unlabelled.")
         kinds = {type(label) for label in known}
-        if kinds == {int, float} and all(
-            label == int(label) for label in known
-        ):  # NumPy makes floats of a row with a gap
+        # NumPy makes floats of a row of integers with a gap.
+        if kinds == {int, float} and all(label == int(label) for label in known):
             known, kinds = [int(label) for label in known], {int}
         if len(kinds) > 1:
             names = " and ".join(sorted(kind.__name__ for kind in kinds))

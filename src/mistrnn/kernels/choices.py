@@ -25,7 +25,7 @@ MOST_OF_ONE_GATE_ALONE = {2: 1, 3: 4}
 MANY = {"mist": (512, 3 * 2**26), "lstm": (256, 3 * 2**25)}
 """Units, and multiply-adds of one matrix in a step of all trials, from which on they advance together: 2026-11-16."""
 WARPS_ALONE = 2
-"""So many times as many are needed where groups of warps cannot multiply together: same place."""
+"""About so many times as many are needed where groups of warps cannot multiply together: same place."""
 
 
 def choose(

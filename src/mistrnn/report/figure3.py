@@ -23,10 +23,10 @@ def draw_figure3(rows: Sequence[BestCurves], folder: Path) -> list[Path]:
     columns = min(2, len(delays))
     down = ceil(len(delays) / columns)
     figure = Figure(figsize=(5.6 * columns, 4 * down), layout="constrained")
-    panels = figure.subplots(down, columns, squeeze=False).flat
+    panels = list(figure.subplots(down, columns, squeeze=False).flat)
     for panel, delay in zip(panels, delays, strict=False):
         _draw(panel, delay, [row for row in rows if row.delay == delay])
-    for panel in list(panels)[len(delays) :]:
+    for panel in panels[len(delays) :]:
         panel.axis("off")
     points = [
         {

@@ -367,9 +367,8 @@ def part_of(tensors: Tensors, rest: dict[str, Any], trials: Sequence[int]) -> tu
     place = {k: n for n, k in enumerate(kept)}
     running = [row for row, k in enumerate(rest["running"]) if k in place]
 
-    def of_kept(
-        name: str,
-    ) -> Tensor:  # bool, which lines of a table are about them; record numbers come first in a line
+    def of_kept(name: str) -> Tensor:
+        """Return which lines of a table are about these trials; the number of a record comes first in a line."""
         return torch.tensor([int(k) in place for k in tensors[name][:, 0].tolist()], dtype=torch.bool)
 
     def part(name: str, value: Tensor) -> Tensor:

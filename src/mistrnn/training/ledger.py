@@ -105,7 +105,8 @@ class Ledger:
         fresh = [trial for trial in self._missing if trial not in begun]
         fitting = [group for group in self._begun if len(group.trials) <= (begun_limit or limit)]
         if not fitting and not fresh:
-            fitting = self._begun[:1] = self._in_parts(self._begun[0], begun_limit or limit)
+            fitting = self._in_parts(self._begun.pop(0), begun_limit or limit)
+            self._begun = [*fitting, *self._begun]
         checkpoint = None
         if fitting:
             group = fitting[0]

@@ -100,9 +100,8 @@ def run_study(
                 return cast("list[dict[str, Any]]", processes.told())
         try:
             store = held.enter_context(Store(folder, study, task.data_identity, fresh=fresh))
-            log = (
-                None if log_dir is None else held.enter_context(Log(log_dir))
-            )  # perhaps in that folder, which is there now
+            # After the store, whose folder the log may be in: a new one has nothing else in it.
+            log = None if log_dir is None else held.enter_context(Log(log_dir))
             ledger = Ledger(study, store, wanted, Watch(report, say, stop, checkpoint_seconds, log))
         except BaseException:
             if isinstance(engine, Embedded):

@@ -282,6 +282,22 @@ template <class Cell> struct Gates {
   }
 };
 
+// A cell whose record is the new state alone: on the way back it is read one step ahead, with what comes from outside.
+template <class Cell> struct OneRecord : Gates<Cell> {
+  Values state, outer;
+
+  METHOD void load(Block& k, int s) {
+    if (s < 0) return;
+    load_all(k.record(s, 0), state);
+    this->load_outer(k, s, outer);
+    k.load_x(s);
+  }
+  METHOD void begin_backward(Block& k) {
+    Gates<Cell>::begin_backward(k);
+    load(k, (int)k.args.T - 1);
+  }
+};
+
 // Which unit a place of u belongs to, or -1.
 DEVICE int unit_at(int place) {
   const int unit = place / 16 * 16 + place % 2 * 8 + place % 16 / 2;

@@ -12,7 +12,7 @@ struct OneGate {
   static METHOD constexpr int gradient_column(int) { return 0; }
 };
 
-struct OneGateCell : Gates<OneGate> {
+struct OneGateCell : OneRecord<OneGate> {
   METHOD int first_step(Block&) { return 0; }
   template <int PHASE> METHOD void read_ahead(Block& k, int s) {
     if (BACKWARD) load(k, s - 1);
@@ -23,18 +23,6 @@ struct OneGateCell : Gates<OneGate> {
     else finish_forward(k);
   }
 
-  Values state, outer;  // read one step ahead
-
-  METHOD void load(Block& k, int s) {
-    if (s < 0) return;
-    load_all(k.record(s, 0), state);
-    load_outer(k, s, outer);
-    k.load_x(s);
-  }
-  METHOD void begin_backward(Block& k) {
-    Gates<OneGate>::begin_backward(k);
-    load(k, (int)k.args.T - 1);
-  }
   // dh becomes the gradient of the new state, from all that has read it.
   METHOD void gather(Block& k, int s, Values& dh) {
     sent_back(k, s, dh);

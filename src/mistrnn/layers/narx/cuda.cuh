@@ -15,7 +15,7 @@ struct NarxGates {
   static METHOD constexpr int gradient_column(int) { return 0; }
 };
 
-struct Narx : Gates<NarxGates> {
+struct Narx : OneRecord<NarxGates> {
   static constexpr bool kAllBegin = true;
   Real* ring;  // the sums under way of M steps
 
@@ -104,18 +104,6 @@ struct Narx : Gates<NarxGates> {
     }
   }
 
-  Values state, outer;  // read one step ahead
-
-  METHOD void load(Block& k, int s) {
-    if (s < 0) return;
-    load_all(k.record(s, 0), state);
-    load_outer(k, s, outer);
-    k.load_x(s);
-  }
-  METHOD void begin_backward(Block& k) {
-    Gates<NarxGates>::begin_backward(k);
-    load(k, (int)k.args.T - 1);
-  }
   // What step s sends to the states that it read.
   METHOD void give_back(Block& k, int s, Real (&z)[D][kValues]) const {
     EACH_DELAY {
