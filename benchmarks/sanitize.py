@@ -22,12 +22,12 @@ choose = choices.choose
 _nvrtc.OPTIONS = (*_nvrtc.OPTIONS, "-DARRIVING_LANES=32")
 
 
-def watch(title: str, chosen: Callable[..., Any], names: list[str], hidden: int, **call: Any) -> None:
+def watch(title: str, chosen: Callable[..., Any], names: list[str], hidden: int, inputs: int = 1, **call: Any) -> None:
     """Train one step of these layers with kernels of one kind."""
     _run.choose, _run.plans = chosen, {}  # type: ignore[assignment]
     for name in names:
-        layer = LAYERS[name](1, hidden, device="cuda")
-        x = torch.randn(STEPS, len(LENGTHS), 1, device="cuda", requires_grad=True)
+        layer = LAYERS[name](inputs, hidden, device="cuda")
+        x = torch.randn(STEPS, len(LENGTHS), inputs, device="cuda", requires_grad=True)
         layer(x, **call)[0].square().sum().backward()
         torch.cuda.synchronize()
         print(name, title, "done", flush=True)
@@ -46,7 +46,10 @@ torch.set_float32_matmul_precision("high")
 everyone = list(LAYERS)
 reset = torch.rand(STEPS, len(LENGTHS), device="cuda") < 0.1
 watch("with lengths and resets", launched(), everyone, 40, lengths=LENGTHS, reset=reset)
+watch("with several inputs", launched(), everyone, 40, inputs=3, lengths=LENGTHS, reset=reset)
 watch("in clusters of 2", launched(cluster=2), everyone, 40)
+watch("with several inputs, in clusters of 2", launched(cluster=2), everyone, 40, inputs=3)
 watch("alone in clusters of 2", launched(cluster=2, rows=1), everyone, 40)
 choices.MANY = dict.fromkeys(CELLS, (0, 1))
 watch("with all trials together", choose, list(CELLS), 128)
+watch("with several inputs, all trials together", choose, list(CELLS), 128, inputs=3)
