@@ -257,5 +257,25 @@ template <int LEFT> DEVICE void wait_for_products() {
     own.erase(own.begin());
   }
 }
+// What a thread writes for them, they see as late as they may: when the thread shows it to them.
+namespace emulator {
+struct Written { char* to; uint4 value; };
+inline std::vector<std::vector<Written>> written;  // of every thread, and not shown yet
+}  // namespace emulator
+DEVICE std::vector<emulator::Written>& own_written() {
+  auto& all = emulator::written;
+  if (all.size() != emulator::threads.size()) all.assign(emulator::threads.size(), {});
+  return all[emulator::now - emulator::threads.data()];
+}
+DEVICE void write_for_products(char* shared, uint4 v) {
+  if ((uintptr_t)shared % 16) abort();
+  own_written().push_back({shared, v});
+}
+DEVICE void show_to_products() {
+  for (const auto& one : own_written()) memcpy(one.to, &one.value, 16);
+  own_written().clear();
+}
+template <int KEPT> DEVICE void keep_registers() {}
+template <int TAKEN> DEVICE void take_registers() {}
 template <class V> DEVICE void store_once(V* pointer, V value) { *pointer = value; }
 DEVICE uint4 load_weights(const uint4* pointer) { return *pointer; }

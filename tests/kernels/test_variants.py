@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mistrnn.kernels import _nvrtc, choices, cuda
-from mistrnn.kernels._outer import OuterVariant
+from mistrnn.kernels._outer import OuterOfGroups, OuterVariant
 from mistrnn.kernels._variant import MAX_HIDDEN_ALONE, OLDEST_WITH_CLUSTERS, Launch, Problem, Variant, block_memory
 from mistrnn.kernels.choices import alone, fitting, outer_choice, serves_one
 from tests.layers.cases import every_fused_layer
@@ -143,6 +143,52 @@ def test_the_kernel_of_weight_gradients_spills_no_registers(
     _, variant = outer_choice(parts, *weights, capability)
     assert spilled(variant) == 0
     assert variant.shared_memory <= block_memory(capability)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("weights", [*WEIGHTS, (520, 512, False), (256, 256, False), (300, 100, False), (1, 1, False)])
+def test_the_kernel_of_weight_gradients_by_groups_spills_no_registers(
+    weights: tuple[int, int, bool], parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choices, "GROUPS_FOR_GRADIENTS", True)
+    _, variant = outer_choice(parts, *weights, 90)
+    assert isinstance(variant, OuterOfGroups)
+    assert spilled(variant) == 0
+    assert variant.stages >= 3
+    assert variant.shared_memory <= block_memory(90)
+    # The compiler says so where products would wait for each other or registers could not be moved.
+    assert "Performance Loss" not in _nvrtc.compile_now(variant, "--ptxas-options=-v")[1]
+
+
+def test_registers_of_a_block_by_groups_suffice() -> None:
+    for delays, groups, tiles in [(False, 3, 1), (False, 3, 18), (False, 3, 22), (True, 2, 8), (True, 2, 32)]:
+        variant = OuterOfGroups(2, delays, 90, groups, tiles)
+        multiplying, reading = variant.registers
+        assert 24 <= multiplying <= reading <= 240
+        assert multiplying % 8 == reading % 8 == 0
+        assert 128 * (groups * multiplying + reading) <= 65536
+
+
+def test_groups_multiply_for_weight_gradients_where_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    def grouped(parts: int, capability: int) -> bool:
+        return isinstance(outer_choice(parts, 147, 139, False, capability)[1], OuterOfGroups)
+
+    assert not grouped(2, 90)  # until it has been measured
+    monkeypatch.setattr(choices, "GROUPS_FOR_GRADIENTS", True)
+    assert [grouped(parts, 90) for parts in (1, 2, 3)] == [True, True, False]
+    assert not grouped(2, 100)
+    for rows, columns, blocks in [
+        (198, 198, 2),
+        (147, 139, 1),
+        (400, 100, 2),
+        (100, 400, 2),
+        (520, 512, 9),
+        (2048, 512, 32),
+        (256, 256, 2),
+        (1, 1, 1),
+    ]:
+        turned, variant = outer_choice(2, rows, columns, False, 90)
+        assert variant.blocks(*((columns, rows) if turned else (rows, columns))) == blocks
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 ROOT = Path(__file__).parents[1]
-HEADERS = ("device", "arguments", "block", "product", "gates", "recurrence", "one_gate")
+HEADERS = ("device", "parts", "arguments", "block", "product", "gates", "recurrence", "one_gate")
 
 MAX_HIDDEN, MAX_DELAYS, MAX_DELAY = 1024, 16, 4096
 """The largest layer that the kernels are made and tested for."""

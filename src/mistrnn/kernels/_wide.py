@@ -212,7 +212,8 @@ class WideVariant:
     @property
     def files(self) -> tuple[str, ...]:
         """What the source includes."""
-        own = ("device", "arguments", *(("ring", "wide_groups") if self.grouped else ("wide_warps",)), "wide")
+        way = ("groups", "ring", "wide_groups") if self.grouped else ("wide_warps",)
+        own = ("device", "parts", "arguments", *way, "wide")
         return (*(f"kernels/cuh/{header}.cuh" for header in own), f"layers/{self.problem.cell}/wide.cuh")
 
 

@@ -1,13 +1,14 @@
 """Which launch a GPU kernel gets: how many sequences a block takes, how many blocks share the units."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
 import torch
 
-from mistrnn.kernels._outer import OuterVariant
+from mistrnn.kernels._outer import OuterOfGroups, OuterOfWarps, OuterVariant
 from mistrnn.kernels._variant import OLDEST_WITH_CLUSTERS, Launch, Problem, Variant, block_memory
-from mistrnn.kernels._wide import WideVariant, is_grouped, serves, wide_variant
+from mistrnn.kernels._wide import GENERATION_WITH_GROUPS, WideVariant, is_grouped, serves, wide_variant
 
 CLUSTERS = (1, 2, 4, 8)
 LARGE_CLUSTER, FEW_WARPS, MOST_WARPS = 8, 4, 16
@@ -130,22 +131,46 @@ MOST_TILES_DOWN, MOST_PLACES, MOST_PLACES_WITH_DELAYS = 3, 384, {1: 320, 2: 320,
 OUTER_WARPS = ((8, 1), (4, 2), (2, 4), (4, 1), (2, 2), (1, 4), (2, 1), (1, 1))
 
 
-@cache
+GROUPS_FOR_GRADIENTS = False
+"""Whether groups of four warps multiply together for weight gradients, too, where they can: not measured yet."""
+MOST_TILES_OF_GROUPS = {False: {1: 32, 2: 32, 3: 22}, True: {1: 32, 2: 28}}
+"""Of the wide operand, without and with delays of the tall one, by groups of a block: found by compiling, too."""
+
+
 def outer_choice(parts: int, rows: int, columns: int, delays: bool, capability: int) -> tuple[bool, OuterVariant]:
     """Return the kernel for a weight gradient of this size, and whether it takes the columns for the tall operand."""
-    most = MOST_PLACES_WITH_DELAYS[parts] if delays else MOST_PLACES
-    found = [
-        (turned, OuterVariant(parts, warps, (down, across), delays, capability))
-        for turned in (False, True)
-        if turned or not delays  # only the tall operand, here the columns, can have delays
-        for warps in OUTER_WARPS
-        for down in range(1, MOST_TILES_DOWN + 1)
-        for across in range(1, MOST_SUMS[parts] // (4 * down) + 1)
-    ]
+    grouped = GROUPS_FOR_GRADIENTS and capability == GENERATION_WITH_GROUPS and parts < 3
+    return _outer_choice(grouped, parts, rows, columns, delays, capability)
+
+
+@cache
+def _outer_choice(
+    grouped: bool, parts: int, rows: int, columns: int, delays: bool, capability: int
+) -> tuple[bool, OuterVariant]:
+    found = list(_of_groups(parts, delays, capability) if grouped else _of_warps(parts, delays, capability))
+    ways = (True,) if delays else (False, True)  # only the tall operand, here the columns, can have delays
     return min(
-        ((turned, variant) for turned, variant in found if sum(variant.places) <= most and variant.stages > 1),
+        ((turned, variant) for turned in ways for variant in found),
         key=lambda pair: pair[1].cycles * pair[1].blocks(*((columns, rows) if pair[0] else (rows, columns))),
     )
+
+
+def _of_warps(parts: int, delays: bool, capability: int) -> Iterator[OuterVariant]:
+    most = MOST_PLACES_WITH_DELAYS[parts] if delays else MOST_PLACES
+    for warps in OUTER_WARPS:
+        for down in range(1, MOST_TILES_DOWN + 1):
+            for across in range(1, MOST_SUMS[parts] // (4 * down) + 1):
+                variant = OuterOfWarps(parts, delays, capability, warps, (down, across))
+                if sum(variant.places) <= most and variant.stages > 1:
+                    yield variant
+
+
+def _of_groups(parts: int, delays: bool, capability: int) -> Iterator[OuterVariant]:
+    for groups, most in MOST_TILES_OF_GROUPS[delays].items():
+        for tiles in range(1, most + 1):
+            variant = OuterOfGroups(parts, delays, capability, groups, tiles)
+            if variant.stages > 2:
+                yield variant
 
 
 @cache

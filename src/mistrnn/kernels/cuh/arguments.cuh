@@ -4,7 +4,7 @@
 // delays, and which options there are.
 #pragma once
 
-#include "kernels/cuh/device.cuh"
+#include "kernels/cuh/parts.cuh"
 
 typedef REAL Real;
 
@@ -65,17 +65,6 @@ DEVICE float tanh_of(float x) {
 }
 DEVICE double sigmoid_of(double x) { return 1 / (1 + exp(-x)); }
 DEVICE float sigmoid_of(float x) { return reciprocal(1 + exp_of(-x)); }
-
-// The next bfloat16 part of eight numbers, which is taken away from them.
-DEVICE uint4 next_part(float (&left)[8]) {
-  unsigned part[4];
-#pragma unroll
-  for (int n = 0; n < 4; n++) {
-    part[n] = rounded(left[2 * n], left[2 * n + 1]);
-    left[2 * n] -= as_float(part[n] << 16), left[2 * n + 1] -= as_float(part[n] & 0xffff0000u);
-  }
-  return {part[0], part[1], part[2], part[3]};
-}
 
 // Lay out a tile of 16 x 16 weights, in parts, as the tensor cores want it: 16 bytes of each part for a lane.
 template <class Weight> DEVICE void pack_parts(int lane, uint4* to, Weight weight) {

@@ -145,7 +145,7 @@ DEVICE void multiply_add(float (&sum)[4], uint4 a, uint2 b) {
 
 #ifdef GROUP_PRODUCT
 // sum += a b for four warps together: a [64 x 16] and b [8 NT x 16] in bfloat16 lie in shared memory, in rows of 64 bytes
-// whose quarters are swapped (see wide_groups.cuh), and the sum [64 x 8 NT] in the registers of the warps, 16 rows each. The product
+// whose quarters are swapped (see groups.cuh), and the sum [64 x 8 NT] in the registers of the warps, 16 rows each. The product
 // is under way until it has been waited for; what was asked for since the last end_products comes together.
 DEVICE unsigned long long described(const char* rows) {  // eight rows take 512 bytes; quarters are swapped as in 64-byte rows
   return ((unsigned)__cvta_generic_to_shared(rows) & 0x3ffff) >> 4 | 1ull << 16 | 32ull << 32 | 2ull << 62;
@@ -157,6 +157,13 @@ template <int NT> DEVICE void multiply_add_together(float (&sum)[NT][4], const c
 DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int LEFT> DEVICE void wait_for_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
+// Write what such products will read. They go past the way by which threads read: each thread that wrote has to show them what
+// it wrote, before it lets anybody know that it is there.
+DEVICE void write_for_products(char* shared, uint4 v) { *(uint4*)shared = v; }
+DEVICE void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// All threads of a group keep so many registers and leave the others to those who ask for more, or wait until they have so many.
+template <int KEPT> DEVICE void keep_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(KEPT)); }
+template <int TAKEN> DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(TAKEN)); }
 #endif
 
 // Two numbers rounded to bfloat16, the first in the lower half.

@@ -5,21 +5,17 @@
 // of one trial, or of two. One more warp copies weights and u to a ring of stages in shared memory, 32 places along the depth
 // at a time.
 //
-// In memory as in shared memory, a tile of A or u lies in rows of 32 places, that is 64 bytes, one part after the other. The
-// quarters of a row are swapped, differently in four rows out of eight, so that those of eight rows can be read at once.
+// In memory as in shared memory, tiles of A and u lie as groups.cuh has them.
 #pragma once
 
+#include "kernels/cuh/groups.cuh"
 #include "kernels/cuh/ring.cuh"
 
 constexpr int G = WIDTH;
-constexpr int kRowTile = 64, kDepthTile = 32, kRowBytes = 64;
 constexpr int kTile = kRowTile * kRowBytes, kWeights = P * kTile;      // bytes of a tile of A: a part, all parts
 constexpr int kUPart = NT * 8 * kRowBytes, kU = P * kUPart;            // ... of u, for NT x 8 sequences of a trial
 constexpr int kStage = G * kWeights + TRIALS_MET * kU;
 constexpr int kProductThreads = 32 * (4 * G + 1);
-
-// Where a place lies in a tile; eight that follow each other stay together.
-DEVICE int byte_of(int row, int place) { return row * kRowBytes + ((place / 8) ^ (row / 2 % 4)) * 16 + place % 8 * 2; }
 
 // A part of four units of sequence b, from place `first` of the depth on, as the product reads it.
 DEVICE char* part_of_u(const Call& call, int product, int depth, long e, int first, int b, int part) {
@@ -75,15 +71,7 @@ template <int TALL, int DEPTH> DEVICE void multiply(const Call& call, const char
     wait_for(full + turn.stage, turn.parity);
     const char* a = memory + turn.stage * kStage + group * kWeights;
     const char* b = memory + turn.stage * kStage + G * kWeights + (e - first_e) * kU;
-    begin_products();
-#pragma unroll
-    for (int half = 0; half < 2; half++)
-#pragma unroll
-      for (int i = P - 1; i >= 0; i--)
-#pragma unroll
-        for (int j = P - 1 - i; j >= 0; j--)
-          multiply_add_together(sum, a + i * kTile + half * kRowBytes / 2, b + j * kUPart + half * kRowBytes / 2);
-    end_products();
+    multiply_tile(sum, a, kTile, b, kUPart);
     wait_for_products<1>();
     if (k > 0) warp_arrives(lane, empty + last);
   }
