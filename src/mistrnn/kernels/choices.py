@@ -131,22 +131,14 @@ MOST_TILES_DOWN, MOST_PLACES, MOST_PLACES_WITH_DELAYS = 3, 384, {1: 320, 2: 320,
 OUTER_WARPS = ((8, 1), (4, 2), (2, 4), (4, 1), (2, 2), (1, 4), (2, 1), (1, 1))
 
 
-GROUPS_FOR_GRADIENTS = False
-"""Whether groups of four warps multiply together for weight gradients, too, where they can: not measured yet."""
 MOST_TILES_OF_GROUPS = {False: {1: 32, 2: 32, 3: 22}, True: {1: 32, 2: 28}}
 """Of the wide operand, without and with delays of the tall one, by groups of a block: found by compiling, too."""
 
 
+@cache
 def outer_choice(parts: int, rows: int, columns: int, delays: bool, capability: int) -> tuple[bool, OuterVariant]:
     """Return the kernel for a weight gradient of this size, and whether it takes the columns for the tall operand."""
-    grouped = GROUPS_FOR_GRADIENTS and capability == GENERATION_WITH_GROUPS and parts < 3
-    return _outer_choice(grouped, parts, rows, columns, delays, capability)
-
-
-@cache
-def _outer_choice(
-    grouped: bool, parts: int, rows: int, columns: int, delays: bool, capability: int
-) -> tuple[bool, OuterVariant]:
+    grouped = capability == GENERATION_WITH_GROUPS and parts < 3
     found = list(_of_groups(parts, delays, capability) if grouped else _of_warps(parts, delays, capability))
     ways = (True,) if delays else (False, True)  # only the tall operand, here the columns, can have delays
     return min(
