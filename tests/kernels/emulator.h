@@ -222,6 +222,9 @@ DEVICE void copy_block(void* shared, const void* global, int bytes, Counter* cou
   counter->bytes -= bytes;
   counter->check();
 }
+DEVICE void copy_block_once(void* shared, const void* global, int bytes, Counter* counter) {
+  copy_block(shared, global, bytes, counter);
+}
 // Products of four warps together read their operands, and leave their sums, as late as they may: when they are waited for.
 namespace emulator {
 struct Product { float* sum; int tiles; const char *a, *b; };
@@ -278,4 +281,5 @@ DEVICE void show_to_products() {
 template <int KEPT> DEVICE void keep_registers() {}
 template <int TAKEN> DEVICE void take_registers() {}
 template <class V> DEVICE void store_once(V* pointer, V value) { *pointer = value; }
+template <class V> DEVICE V load_once(const V* pointer) { return *pointer; }
 DEVICE uint4 load_weights(const uint4* pointer) { return *pointer; }

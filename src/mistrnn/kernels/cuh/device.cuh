@@ -219,8 +219,19 @@ DEVICE void copy_block(void* shared, const void* global, int bytes, Counter* cou
 #endif
 }
 
-// What this kernel will not read again need not stay in any cache.
+// What will not be read again soon need not stay in any cache.
 template <class V> DEVICE void store_once(V* pointer, V value) { __stcs(pointer, value); }
+template <class V> DEVICE V load_once(const V* pointer) { return __ldcs(pointer); }
+DEVICE void copy_block_once(void* shared, const void* global, int bytes, Counter* counter) {
+#if __CUDA_ARCH__ >= 900
+  unsigned long long first_to_go;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first_to_go));
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+                   (unsigned)__cvta_generic_to_shared(shared)),
+               "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"((unsigned)__cvta_generic_to_shared(counter)), "l"(first_to_go)
+               : "memory");
+#endif
+}
 
 // A load of weights that many blocks share: it stays in the second-level cache and out of the first.
 DEVICE uint4 load_weights(const uint4* pointer) { return __ldcg(pointer); }

@@ -39,10 +39,19 @@ DEVICE Four load(const float* from) {
   return {{four.x, four.y, four.z, four.w}};
 }
 DEVICE void store(float* to, const Four& v) { *(float4*)to = {v.v[0], v.v[1], v.v[2], v.v[3]}; }
+// The second-level cache is for what the next kernels read: z, u and the last states. Weights, what is far away and what is
+// kept for the run backwards pass it by.
+DEVICE Four load_kept(const float* from) {
+  const float4 four = load_once((const float4*)from);
+  return {{four.x, four.y, four.z, four.w}};
+}
+constexpr int kNear = 2;  // steps
+DEVICE Four load_from(int steps_away, const float* from) { return steps_away <= kNear ? load(from) : load_kept(from); }
+DEVICE void keep(float* to, const Four& v) { store_once((float4*)to, float4{v.v[0], v.v[1], v.v[2], v.v[3]}); }
 // From and to rows that need not begin at a multiple of 16 bytes.
 DEVICE Four load_loose(const float* from) { return {{from[0], from[1], from[2], from[3]}}; }
-template <bool ALIGNED> DEVICE void store_loose(float* to, const Four& v) {
-  if (ALIGNED) store(to, v);
+template <bool ALIGNED> DEVICE void keep_loose(float* to, const Four& v) {
+  if (ALIGNED) keep(to, v);
   else EACH_UNIT to[i] = v.v[i];
 }
 
@@ -147,7 +156,7 @@ struct GateGradient {
       sum[0].v[i] += v.v[i];
       if (kSumsX) sum[kSumsX].v[i] += v.v[i] * x;
     }
-    store_loose<ALIGNED>(k.args.dz + k.row(k.s, b, kColumnStride) + at, v);
+    keep_loose<ALIGNED>(k.args.dz + k.row(k.s, b, kColumnStride) + at, v);
   }
   METHOD void finish(const Step& k) const {
 #pragma unroll

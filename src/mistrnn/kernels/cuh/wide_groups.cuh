@@ -57,7 +57,7 @@ template <int TALL, int DEPTH> DEVICE void multiply(const Call& call, const char
       if (lane > 0) continue;
       char* to = memory + turn.stage * kStage;
       for (int n = 0; n < groups; n++)
-        copy_block(to + n * kWeights, weights + ((first + n) * DEPTH + k) * kWeights, kWeights, full + turn.stage);
+        copy_block_once(to + n * kWeights, weights + ((first + n) * DEPTH + k) * kWeights, kWeights, full + turn.stage);
       for (int n = 0; n < trials; n++)
         copy_block(to + G * kWeights + n * kU, u + (((first_e + n) * DEPTH + k) * gridDim.y + blockIdx.y) * kU, kU, full + turn.stage);
     }

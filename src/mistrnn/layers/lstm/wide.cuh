@@ -41,8 +41,8 @@ PHASE phase_0(const GRID_CONSTANT Call call) {
     if (k.s + 1 == k.args.T) store(k.args.final_c + k.state_row(k.args.B * H, 0, b), c);
     if (kSave) {
 #pragma unroll
-      for (int g = 0; g < 4; g++) store(saved(k, k.s, b, g), gate[g]);
-      store(saved(k, k.s, b, kC), c);
+      for (int g = 0; g < 4; g++) keep(saved(k, k.s, b, g), gate[g]);
+      keep(saved(k, k.s, b, kC), c);
     }
   }
 }
@@ -73,8 +73,8 @@ PHASE phase_0(const GRID_CONSTANT Call call) {
     }
     Four gate[4], d[4];
 #pragma unroll
-    for (int g = 0; g < 4; g++) gate[g] = load(saved(k, k.s, b, g));
-    const Four c = load(saved(k, k.s, b, kC));
+    for (int g = 0; g < 4; g++) gate[g] = load_kept(saved(k, k.s, b, g));
+    const Four c = load_kept(saved(k, k.s, b, kC));
     const Four before = k.s > 0 ? load(saved(k, k.s - 1, b, kC)) : load(args.initial_c + k.state_row(args.initial_c_trial, 0, b));
     EACH_UNIT {
       const float i_ = gate[kI].v[i], f = gate[kF].v[i], g = gate[kGate].v[i], o = gate[kO].v[i], t = tanh_of(c.v[i]);

@@ -36,7 +36,7 @@ PHASE phase_0(const GRID_CONSTANT Call call) {
   const float bias = kBias ? args.bias[k.e * args.bias_trial + own] : 0;
   for (int b = k.first(); b < k.end(); b++) {
     Four history[D], m = {{0, 0, 0, 0}}, r = load(k.z(b) + k.unit);
-    EACH_DELAY history[d] = load(k.state(k.s - delay(d), b));
+    EACH_DELAY history[d] = load_from(delay(d), k.state(k.s - delay(d), b));
     float a = k.z(b)[H + own] + (kInline ? weight * k.x(b) : args.projected[k.row(k.s, b, kG) + own]) + bias;
     if (k.lane >= D) a = -1e30f;
     float top = a;
@@ -56,7 +56,7 @@ PHASE phase_0(const GRID_CONSTANT Call call) {
     EACH_UNIT m.v[i] *= r.v[i];
     k.publish(1, H, k.unit, b, m);
     if (kSave) {
-      store(saved_r(k, k.s, b), r);
+      keep(saved_r(k, k.s, b), r);
       if (threadIdx.x < D) *saved_a(k, k.s, b) = a;
     }
   }
@@ -95,7 +95,7 @@ PHASE phase_0(const GRID_CONSTANT Call call) {
     const float a = is_read ? *saved_a(k, k.s + own_delay, b) : 0;
     EACH_DELAY {
       const int t = k.s + delay(d);
-      later[d] = t >= 0 && t < args.T ? load(dm_of(k, t, b)) : Four{{0, 0, 0, 0}};
+      later[d] = t >= 0 && t < args.T ? load_from(delay(d), dm_of(k, t, b)) : Four{{0, 0, 0, 0}};
     }
     if (k.s >= -1 && k.s + 1 < args.T) {
       const Four sent = load(k.z(b) + k.unit);
@@ -109,7 +109,7 @@ PHASE phase_0(const GRID_CONSTANT Call call) {
       store(args.d_initial_h + k.state_row(M * args.B * H, M + k.s, b), dh);
       continue;
     }
-    const Four h = load(k.state(k.s, b));
+    const Four h = load_kept(k.state(k.s, b));
     EACH_UNIT dh.v[i] *= 1 - h.v[i] * h.v[i];                                           // (4')
     k.publish(0, H, k.unit, b, dh);
     gradient.write<kRowH % 4 == 0>(k, b, dh);
@@ -141,8 +141,8 @@ PHASE phase_1(const GRID_CONSTANT Call call) {
   float* totals = (float*)shared_memory();  // [2, warps, slots]: of this sequence and of the last
   float sum_a = 0, sum_ax = 0;
   for (int b = k.first(), which = 0; b < k.end(); b++, which ^= kWarps * kSlots) {
-    Four history[D], m = {{0, 0, 0, 0}}, dm, dq = load(k.z(b) + k.unit), r = load(saved_r(k, k.s, b));
-    EACH_DELAY history[d] = load(k.state(k.s - delay(d), b));
+    Four history[D], m = {{0, 0, 0, 0}}, dm, dq = load(k.z(b) + k.unit), r = load_kept(saved_r(k, k.s, b));
+    EACH_DELAY history[d] = load_from(delay(d), k.state(k.s - delay(d), b));
     const float a = k.lane < D ? *saved_a(k, k.s, b) : 0;
     EACH_UNIT dm.v[i] = dq.v[i] * r.v[i];
     float da[kSlots];
@@ -159,7 +159,7 @@ PHASE phase_1(const GRID_CONSTANT Call call) {
       m.v[i] *= r.v[i];
       dq.v[i] *= m.v[i] * (1 - r.v[i]);                                                 // (2')
     }
-    store(args.mixed + k.row(k.s, b, MIXED_STRIDE) + k.unit, m);
+    keep(args.mixed + k.row(k.s, b, MIXED_STRIDE) + k.unit, m);
     k.publish(1, kDepthOfGates, k.unit, b, dq);
     gradient.write<kRowR % 4 == 0>(k, b, dq);
     sync_block();
