@@ -414,3 +414,21 @@ def test_empty_batch_gives_an_empty_output(name: str) -> None:
     output.sum().backward()
     again, _ = layer(torch.zeros(4, 0, 3), state)
     assert again.shape == (4, 0, 16)
+
+
+@every_layer
+def test_a_nested_tensor_is_refused(name: str) -> None:
+    layer = plain(name)
+    nested = torch.nested.nested_tensor([torch.zeros(3, 32), torch.zeros(5, 32)], layout=torch.jagged)
+    expected = "expected a padded input with its lengths, or a PackedSequence, got a nested tensor."
+    with pytest.raises(TypeError, match=message(f"{type(layer).__name__}: {expected}")):
+        layer(nested)
+
+
+@every_layer
+def test_parameters_of_several_dtypes_are_named(name: str) -> None:
+    layer = plain(name)
+    layer.bias_l0.data = layer.bias_l0.data.double()
+    expected = "expected all parameters in one dtype, got weight_hh in torch.float32 and bias in torch.float64."
+    with pytest.raises(TypeError, match=message(f"{type(layer).__name__}: {expected}")):
+        layer(torch.zeros(3, 2, 32))

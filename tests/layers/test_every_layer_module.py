@@ -326,6 +326,15 @@ def test_autocast_shortens_products_and_keeps_states_in_full(
         else:
             assert error < (1e-6 if value is output else 5e-2)  # the fused forms compute in full
     assert all(part.dtype == torch.float32 for part in as_tuple(state) if part.is_floating_point())
+    low_state = tuple(part.bfloat16() if part.is_floating_point() else part for part in as_tuple(state))
+    read = low_state if len(low_state) > 1 else low_state[0]
+    with seeded(1), torch.autocast(device, dtype=torch.bfloat16):
+        onwards, _ = layer(input, read)  # a state that another layer has made, say
+    same = tuple(part.to(old.dtype) for part, old in zip(low_state, as_tuple(state), strict=True))
+    with seeded(1), torch.autocast(device, dtype=torch.bfloat16):
+        assert torch.equal(layer(input, same if len(same) > 1 else same[0])[0], onwards)
+    with pytest.raises(TypeError, match="expected state.* of torch.float32, got torch.bfloat16"):
+        layer(input, read)
     output.sum().backward()
     for parameter in layer.parameters():
         assert parameter.grad is not None

@@ -6,13 +6,23 @@ import pickle
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from mistrnn.kernels import _library
 from mistrnn.layers import LAYERS, MIST, RNN, RecurrentLayer, _layer
-from tests.layers.cases import as_tuple, close, every_layer, needs_fused_form, seeded, small
+from tests.layers.cases import (
+    as_tuple,
+    close,
+    every_fused_layer,
+    every_layer,
+    needs_fused_form,
+    random_state,
+    seeded,
+    small,
+)
 
 
 @pytest.fixture
@@ -271,3 +281,63 @@ def test_a_subclass_with_a_step_of_its_own_is_not_served_by_its_parents_compiled
     assert not layer._takes_fused(layer.weight_hh_l0)
     assert layer(torch.randn(5, 2, 3))[0].abs().max() <= 2
     assert RNN(3, 4)._takes_fused(layer.weight_hh_l0)
+
+
+def test_a_subclass_with_a_projection_of_its_own_is_not_either() -> None:
+    class Louder(RNN):
+        def _project(self, x: Tensor, weights: Any) -> Tensor:
+            return super()._project(2 * x, weights)
+
+    layer, x = Louder(3, 4), torch.randn(5, 2, 3)
+    assert not layer._takes_fused(layer.weight_hh_l0)
+    twin = RNN(3, 4)
+    twin.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(layer(x)[0], twin(2 * x)[0])
+
+
+def put_off(x: Tensor) -> Tensor:
+    """The same numbers, which torch has yet to negate: as in the imaginary part of what was conjugated."""
+    return torch._neg_view(-x)
+
+
+@every_fused_layer
+def test_numbers_that_torch_has_yet_to_negate_count_as_what_they_mean(name: str) -> None:
+    with seeded(0):
+        layer, x = small(name, input_size=1).eval(), torch.randn(6, 2, 1, dtype=torch.float64)
+        state = random_state(layer, 2)
+        weight = torch.randn(6, 2, 6, dtype=torch.float64)
+    odd = tuple(put_off(part) if part.is_floating_point() else part for part in as_tuple(state))
+    output, final = layer(x, state)
+    output.backward(weight)
+    gradients = [parameter.grad.clone() for parameter in layer.parameters() if parameter.grad is not None]
+    layer.zero_grad()
+    odd_output, odd_final = layer(put_off(x), odd if len(odd) > 1 else odd[0])
+    odd_output.backward(put_off(weight))
+    close(odd_output, output)
+    close(odd_final, final)
+    close(tuple(parameter.grad for parameter in layer.parameters() if parameter.grad is not None), tuple(gradients))
+    stream, odd_stream = layer.stream(2, state), layer.stream(2, odd if len(odd) > 1 else odd[0])
+    close(odd_stream(put_off(x[0])), stream(x[0]))
+    close(odd_stream.state, stream.state)
+
+
+@every_fused_layer
+def test_zeros_that_torch_has_yet_to_fill_in_are_zeros(name: str) -> None:
+    layer = small(name).eval()
+    zeros = torch.zeros(5, 2, 3, dtype=torch.float64)
+    close(layer(torch._efficientzerotensor((5, 2, 3), dtype=torch.float64))[0], layer(zeros)[0])
+    close(layer.stream(2)(torch._efficientzerotensor((2, 3), dtype=torch.float64)), layer.stream(2)(zeros[0]))
+
+
+@pytest.mark.parametrize("form", ["fused", "plain"])
+@pytest.mark.parametrize("kind", [np.float32, torch.tensor])
+@every_fused_layer
+def test_a_zoneout_that_is_set_later_counts_whatever_number_it_is(name: str, kind: Any, form: Any) -> None:
+    with seeded(0):
+        layer, x = small(name, zoneout=0.25).eval(), torch.randn(9, 2, 3, dtype=torch.float64)
+    layer.form = form
+    expected = layer(x)[0]
+    layer.zoneout = kind(0.25)
+    close(layer(x)[0], expected)
+    stream = layer.stream(2)
+    close(torch.stack([stream(step) for step in x]), expected)

@@ -39,7 +39,7 @@ def attention(
         )
     if layer.training and (layer.zoneout or layer.recurrent_dropout or (layer.dropout and layer.num_layers > 1)):
         raise ValueError("attention: expected evaluation mode, because dropout and zoneout draw at random in training.")
-    weights = layer._all_weights()
+    weights = layer._current_weights()
     like = weights[0]["weight_hh"]
     if not isinstance(input, Tensor) or input.dim() != 3:
         got = list(input.shape) if isinstance(input, Tensor) else type(input).__name__

@@ -155,7 +155,7 @@ def _checked(layer: RecurrentLayer, input: Tensor) -> int:
 
 def _factors(layer: RecurrentLayer, input: Tensor, first: int, last: int) -> dict[tuple[int, int, int, int], Tensor]:
     """Return the partial derivatives [H, H] of (from time, from component, to time, to component), by the reference."""
-    weights = layer._weights(0, 0)
+    weights = layer._current_weights()[0]
     step, zoneout = layer._step(weights, None), layer.zoneout or None
     memory, components = layer._memory(), len(layer.state_components)
     x = layer._project(input, weights).unsqueeze(1).detach()  # [T, 1, G]

@@ -188,7 +188,7 @@ class _Step(nn.Module):
     def __init__(self, network: Network, prediction: _Prediction) -> None:
         super().__init__()
         self.network, self.prediction = network, prediction
-        self.weights = network.layer._all_weights()
+        self.weights = network.layer._current_weights()
         self.steps = [network.layer._step(weights, None) for weights in self.weights]
 
     def forward(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -208,7 +208,7 @@ class _Body(nn.Module):
     def __init__(self, layer: RecurrentLayer, index: int) -> None:
         super().__init__()
         self.layer = layer
-        self.step = layer._step(layer._all_weights()[index], None)
+        self.step = layer._step(layer._current_weights()[index], None)
 
     def forward(self, part: tuple[Tensor, ...], projected: Tensor, active: Tensor) -> tuple[Tensor, ...]:
         output, after = _advanced(self.layer, self.step, projected, part, active)
@@ -221,7 +221,7 @@ class _Sequences(nn.Module):
     def __init__(self, network: Network, prediction: _Prediction) -> None:
         super().__init__()
         self.network, self.prediction = network, prediction
-        self.weights = network.layer._all_weights()
+        self.weights = network.layer._current_weights()
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         network, layer = self.network, self.network.layer

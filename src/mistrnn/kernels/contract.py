@@ -129,3 +129,8 @@ def there(inputs: Inputs, name: str) -> Tensor:
     tensor = inputs[name]
     assert tensor is not None, name
     return tensor
+
+
+def is_put_off(tensor: Tensor) -> bool:
+    """Whether a tensor means something else than its memory holds: torch negates, or fills with zeros, only when it must."""
+    return tensor.is_neg() or tensor._is_zerotensor()

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from mistrnn.kernels import cpu, cuda
-from mistrnn.kernels.contract import DIFFERENTIABLE, INPUTS, Settings, is_wanted, saved_dtype, saved_size
+from mistrnn.kernels.contract import DIFFERENTIABLE, INPUTS, Settings, is_put_off, is_wanted, saved_dtype, saved_size
 
 Tensors = tuple[Tensor, ...]
 Plain = Callable[[Sequence[Tensor | None], Settings], Tensors]
@@ -129,6 +129,7 @@ def _direct(tensors: Sequence[Tensor | None]) -> ModuleType | None:
     given = [tensor for tensor in tensors if tensor is not None]
     # Batched tensors and the like have no memory of their own, and subclasses may mean something else by it.
     ordinary = _ORDINARY.issuperset(map(type, given)) and all(map(torch._C._has_storage, given))
+    ordinary = ordinary and not any(map(is_put_off, given))
     watched = torch._C._len_torch_dispatch_stack() > 0
     return _DEVICES.get(given[0].device.type) if ordinary and not watched else None
 

@@ -7,7 +7,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from mistrnn.kernels.contract import Settings
+from mistrnn.kernels.contract import Settings, is_put_off
 from mistrnn.kernels.cpu import new_stream
 
 
@@ -44,7 +44,7 @@ class FusedStream:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Take one step."""
-        x = x.contiguous()
+        x = x.clone() if is_put_off(x) else x.contiguous()
         output = self._ring.new_empty(self._batch, self._hidden)
         self._step(self._handle, x.data_ptr(), output.data_ptr(), self._place)
         self._place = (self._place + 1) % self._memory

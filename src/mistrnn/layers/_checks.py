@@ -2,7 +2,7 @@
 
 import numbers
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -80,6 +80,8 @@ def check_input(name: str, input: Tensor, input_size: int, batch_first: bool, li
     """Raise unless input is [T, B, I] (or [B, T, I], or unbatched [T, I]) in the dtype and on the device of `like`."""
     if not isinstance(input, Tensor):
         raise TypeError(f"{name}: expected input to be a Tensor or a PackedSequence, got {type(input).__name__}.")
+    if input.is_nested:
+        raise TypeError(f"{name}: expected a padded input with its lengths, or a PackedSequence, got a nested tensor.")
     if input.dim() not in (2, 3) or input.size(-1) != input_size:
         axes = "B, T" if batch_first else "T, B"
         if input.dim() == 2:
@@ -88,8 +90,7 @@ def check_input(name: str, input: Tensor, input_size: int, batch_first: bool, li
             expected = f"input [{axes}, {input_size}], because input_size={input_size} and batch_first={batch_first}"
         raise ValueError(f"{name}: expected {expected}, got {list(input.shape)}.")
     _check_place(name, "input", input, like)
-    # Autocast may hand on low-precision activations while the parameters stay in float32.
-    if input.dtype != like.dtype and not (input.is_floating_point() and torch.is_autocast_enabled(input.device.type)):
+    if input.dtype != like.dtype and not _is_autocast(input):
         raise TypeError(f"{name}: expected input of {like.dtype}, the dtype of the parameters, got {input.dtype}.")
 
 
@@ -110,7 +111,7 @@ def check_state(name: str, part: str, value: Any, shape: Sequence[int], why: str
     if list(value.shape) != list(shape):
         raise ValueError(f"{name}: expected {part} {list(shape)}, because {why}, got {list(value.shape)}.")
     _check_place(name, part, value, like)
-    if value.dtype != like.dtype:
+    if value.dtype != like.dtype and not (like.is_floating_point() and _is_autocast(value)):
         raise TypeError(f"{name}: expected {part} of {like.dtype}, got {value.dtype}.")
 
 
@@ -145,6 +146,20 @@ def check_reset(name: str, reset: Tensor, shape: Sequence[int], axes: str, like:
     if list(reset.shape) != list(shape):
         raise ValueError(f"{name}: expected reset {axes} = {list(shape)} as the input, got {list(reset.shape)}.")
     _check_place(name, "reset", reset, like)
+
+
+def check_parameters(name: str, parameters: Mapping[str, Tensor], like: Tensor) -> None:
+    """Raise unless all parameters of one layer and direction have the dtype of `like`."""
+    for parameter, value in parameters.items():
+        if value.dtype != like.dtype:
+            raise TypeError(
+                f"{name}: expected all parameters in one dtype, got weight_hh in {like.dtype} and {parameter} in {value.dtype}."
+            )
+
+
+def _is_autocast(value: Tensor) -> bool:
+    """Whether autocast may have made this: low-precision activations, while the parameters stay in float32."""
+    return value.is_floating_point() and torch.is_autocast_enabled(value.device.type)
 
 
 def _check_place(name: str, argument: str, value: Tensor, like: Tensor) -> None:

@@ -20,6 +20,8 @@ from torch.nn.utils.rnn import PackedSequence
 from mistrnn.kernels import cpu, cuda
 from mistrnn.layers import _checks, _forms
 from mistrnn.layers._forms import FORMS, Form, Run, Weights
+from mistrnn.layers._hooked import put_hooked, renew_hooked
+from mistrnn.layers._packed import places
 from mistrnn.layers._recurrence import Step, Zoneout, linear
 from mistrnn.layers._signature import shown_signature
 from mistrnn.layers._state import State, StateForm
@@ -187,10 +189,11 @@ class RecurrentLayer(nn.Module, ABC):
                 for direction in range(self.directions):
                     for short, value in self._weights(layer, direction).items():
                         name = short + _suffix(layer, direction)
+                        initial = self._initial(short, value)
                         if is_parametrized(self, name):
-                            setattr(self, name, self._initial(short, value))
-                        else:
-                            value.copy_(self._initial(short, value))
+                            setattr(self, name, initial)
+                        elif not put_hooked(self, name, initial):
+                            value.copy_(initial)
 
     def _initial(self, short: str, like: Tensor) -> Tensor:
         """Return a start value for the parameter of this short name."""
@@ -249,7 +252,7 @@ class RecurrentLayer(nn.Module, ABC):
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, state, lengths, reset)
         name, weights = type(self).__name__, self._all_weights()
-        like = weights[0]["weight_hh"]
+        like = self._like(weights)
         _checks.check_input(name, input, self.input_size, self.batch_first, like)
         batched = input.dim() == 3
         if reset is not None:
@@ -280,18 +283,12 @@ class RecurrentLayer(nn.Module, ABC):
         self, packed: PackedSequence, state: State | None, lengths: Any, reset: Tensor | None
     ) -> tuple[PackedSequence, State]:
         name, weights = type(self).__name__, self._all_weights()
-        like = weights[0]["weight_hh"]
+        like = self._like(weights)
         if lengths is not None:
             raise ValueError(f"{name}: expected no lengths, because a PackedSequence brings its own.")
         _checks.check_packed(name, packed.data, self.input_size, like)
-        # Where each packed row belongs, in the caller's order and not sorted by length. torch's own pad and pack would
-        # do, but not under torch.func.
-        sizes = packed.batch_sizes.tolist()
-        steps, batch = len(sizes), sizes[0]
-        times = torch.cat([torch.full((size,), t, device=like.device) for t, size in enumerate(sizes)])
-        rows = torch.cat([torch.arange(size, device=like.device) for size in sizes])
-        if packed.sorted_indices is not None:
-            rows = packed.sorted_indices[rows]
+        times, rows = places(packed, like.device)
+        steps, batch = len(packed.batch_sizes), int(packed.batch_sizes[0])
         if reset is not None:
             _checks.check_reset(name, reset, [steps, batch], "[T, B]", like)
         x = packed.data.new_zeros(steps, batch, self.input_size).index_put((times, rows), packed.data)
@@ -366,9 +363,10 @@ class RecurrentLayer(nn.Module, ABC):
         return False
 
     def _has_fused_form(self) -> bool:
-        """Whether the compiled loop computes this layer; not a subclass's that has a step of its own."""
+        """Whether the compiled loop computes this layer; not a subclass's that has a step or a projection of its own."""
         owner: Any = next(kind for kind in type(self).__mro__ if "fused_name" in vars(kind))
-        return self.fused_name is not None and type(self)._step is owner._step
+        same = type(self)._step is owner._step and type(self)._project is owner._project
+        return self.fused_name is not None and same
 
     def _why_not_fused(self, like: Tensor) -> str | None:
         """Return why there is no fused form for parameters like this one; None if there is."""
@@ -394,9 +392,21 @@ class RecurrentLayer(nn.Module, ABC):
             self._weights(layer, direction) for layer in range(self.num_layers) for direction in range(self.directions)
         ]
 
+    def _current_weights(self) -> list[Weights]:
+        """Return the same outside of a call, when hooks have not yet computed what they compute."""
+        renew_hooked(self)
+        return self._all_weights()
+
     def _weights(self, layer: int, direction: int) -> Weights:
         suffix = _suffix(layer, direction)
         return {short: getattr(self, short + suffix) for short in self._short_names}
+
+    def _like(self, weights: list[Weights]) -> Tensor:
+        """Return a parameter whose dtype and device are those of all."""
+        like = weights[0]["weight_hh"]
+        for own in weights:
+            _checks.check_parameters(type(self).__name__, own, like)
+        return like
 
     def _project(self, x: Tensor, weights: Weights) -> Tensor:
         """Return the input's share of all pre-activations, [..., G]; with layer norm the bias comes after the norm."""
@@ -414,7 +424,7 @@ class RecurrentLayer(nn.Module, ABC):
         if not self.zoneout:
             return None
         if not self.training:
-            return self.zoneout
+            return float(self.zoneout)  # somebody may have set it to a number of NumPy's or torch's
         shape = (timeline.steps, timeline.batch, self.hidden_size)
         return tuple(torch.rand(shape, device=like.device) < self.zoneout for _ in self.state_components)
 

@@ -36,6 +36,7 @@ class StateForm:
             clock = (torch.zeros(rows, dtype=torch.int64, device=like.device),) if self.has_clock else ()
             return [(zeros,) * len(self.components) + clock] * self.count
         parts = list(self._checked(state, like))
+        parts[: len(self.components)] = [part.to(like.dtype) for part in parts[: len(self.components)]]
         if self.batch is None:
             axes = [-2] * len(self.components) + [-1] * self.has_clock
             parts = [part.unsqueeze(axis) for part, axis in zip(parts, axes, strict=True)]

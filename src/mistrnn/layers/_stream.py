@@ -36,7 +36,7 @@ class Stream:
         self._input_size, self._batch = layer.input_size, batch_size
         self._form = layer._state_form(batch_size)
         with torch.no_grad():
-            weights = layer._all_weights()
+            weights = layer._current_weights()
             self._like = weights[0]["weight_hh"].detach()
             parts = self._form.unpack(state, self._like)
             # On a GPU a single step is a launch whatever the form, so that the plain one serves.
@@ -75,7 +75,7 @@ class Stream:
 def _fused_steps(layer: "RecurrentLayer", weights: Weights, part: tuple[Tensor, ...]) -> FusedStream:
     assert layer.fused_name is not None
     initial, clock = (part[:-1], part[-1]) if layer.has_clock else (part, None)
-    return FusedStream(layer.fused_name, weights, initial, clock, layer._delays(), layer.zoneout)
+    return FusedStream(layer.fused_name, weights, initial, clock, layer._delays(), float(layer.zoneout))
 
 
 class _PlainSteps:
@@ -84,7 +84,7 @@ class _PlainSteps:
     def __init__(self, layer: "RecurrentLayer", weights: Weights, part: tuple[Tensor, ...]) -> None:
         self._weights = {name: weight.detach().clone() for name, weight in weights.items()}
         self._step, self._project = layer._step(self._weights, None), layer._project
-        self._zoneout, self._memory = layer.zoneout or None, layer._memory()
+        self._zoneout, self._memory = float(layer.zoneout) or None, layer._memory()
         own = [value.detach().clone() for value in part]  # the caller may change its state afterwards
         self._past = Past(own[: len(layer.state_components)])
         self._past.clock = own[-1] if layer.has_clock else None

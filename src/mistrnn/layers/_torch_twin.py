@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mistrnn.layers._forms import Weights
+from mistrnn.layers._hooked import renew_hooked
 from mistrnn.layers._layer import RecurrentLayer
 
 
@@ -28,6 +29,7 @@ class TorchTwin(RecurrentLayer):
             raise ValueError(f"{name}.from_torch: expected proj_size=0, got {module.proj_size}.")
         if getattr(module, "nonlinearity", "tanh") != "tanh":
             raise ValueError(f"{name}.from_torch: expected nonlinearity='tanh', got {module.nonlinearity!r}.")
+        renew_hooked(module)
         like = _theirs(module, 0, 0)["weight_hh"]
         layer = cls(
             module.input_size,
@@ -58,6 +60,7 @@ class TorchTwin(RecurrentLayer):
         for option in ("zoneout", "recurrent_dropout", "layer_norm"):
             if value := getattr(self, option):
                 raise ValueError(f"{name}.to_torch: expected no {option}, because torch.nn has none, got {value}.")
+        renew_hooked(self)
         like = self._weights(0, 0)["weight_hh"]
         module = self.torch_class(
             self.input_size,
