@@ -333,7 +333,7 @@ def test_autocast_shortens_products_and_keeps_states_in_full(
     same = tuple(part.to(old.dtype) for part, old in zip(low_state, as_tuple(state), strict=True))
     with seeded(1), torch.autocast(device, dtype=torch.bfloat16):
         assert torch.equal(layer(input, same if len(same) > 1 else same[0])[0], onwards)
-    with pytest.raises(TypeError, match="expected state.* of torch.float32, got torch.bfloat16"):
+    with pytest.raises(TypeError, match=r"expected state.* of torch.float32, got torch.bfloat16"):
         layer(input, read)
     output.sum().backward()
     for parameter in layer.parameters():
