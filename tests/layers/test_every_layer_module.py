@@ -342,6 +342,15 @@ def test_autocast_shortens_products_and_keeps_states_in_full(
         assert parameter.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("name", ["rnn", "lstm", "gru", "clockwork"])
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_a_state_can_be_detached_in_place(name: str, num_layers: int) -> None:
+    layer = small(name, num_layers=num_layers)
+    _, state = layer(torch.randn(5, 2, 3, dtype=torch.float64))
+    for part in as_tuple(state):
+        assert not part.detach_().requires_grad
+
+
 @every_layer
 def test_dropout_acts_between_layers_only(name: str) -> None:
     layer = small(name, num_layers=2, dropout=1.0)

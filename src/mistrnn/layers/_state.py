@@ -46,10 +46,16 @@ class StateForm:
 
     def pack(self, parts: Sequence[tuple[Tensor, ...]]) -> State:
         """Return what `unpack` takes apart."""
-        # [N, M, B, H] each, [N, B] the clock; a single layer's state is new, so that it need not be copied.
-        stacked = [torch.stack(part) if self.count > 1 else part[0].unsqueeze(0) for part in zip(*parts, strict=True)]
-        if not self.keeps_history:
-            stacked[: len(self.components)] = [part.squeeze(1) for part in stacked[: len(self.components)]]
+        stacked = []
+        for n, part in enumerate(zip(*parts, strict=True)):
+            is_clock = n == len(self.components)
+            # A single layer's state is new, so that it need not be copied. (A clock is small.)
+            if is_clock or (self.keeps_history and self.count > 1):  # [B], or [M, B, H] each
+                stacked.append(torch.stack(part))
+            elif self.keeps_history:
+                stacked.append(part[0].unsqueeze(0))
+            else:  # [1, B, H] each
+                stacked.append(torch.cat(part) if self.count > 1 else part[0])
         if self.batch is None:
             axes = [-2] * len(self.components) + [-1] * self.has_clock
             stacked = [part.squeeze(axis) for part, axis in zip(stacked, axes, strict=True)]
