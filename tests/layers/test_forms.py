@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mistrnn.kernels import _library
+from mistrnn.kernels import _library, cpu
 from mistrnn.layers import LAYERS, MIST, RNN, RecurrentLayer, _layer
 from tests.layers.cases import (
     as_tuple,
@@ -49,21 +49,57 @@ def test_forms_agree(name: str) -> None:
     assert torch.equal(outputs[0], outputs[2])
 
 
+@every_fused_layer
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_refused_if_fused_is_asked_for_and_told_once_if_not(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_layer, "_told", set())
-    layer, input = MIST(3, 8, dtype=dtype), torch.randn(5, 2, 3, dtype=dtype)
-    with pytest.warns(UserWarning, match="MIST runs in its plain form, which is slower: it computes in float32 and"):
-        layer(input)
-    layer(input)  # no second time: a warning would be an error here
+def test_half_precision_is_computed_in_full_and_rounded_in_the_end(name: str, dtype: torch.dtype) -> None:
+    with seeded(0):
+        layer = LAYERS[name](3, 8, num_layers=2, dtype=dtype)
+        input, weight = torch.randn(12, 2, 3).to(dtype), torch.randn(12, 2, 8).to(dtype)
+    exact = copy.deepcopy(layer).double()
+    expected, _ = exact(input.double())
+    expected.backward(weight.double())
+    errors = {}
+    for form in ("fused", "plain"):
+        layer.form = form  # type: ignore[assignment]
+        layer.zero_grad()
+        output, state = layer(input)
+        output.backward(weight)
+        tensors = [
+            (output, expected),
+            *((p.grad, q.grad) for p, q in zip(layer.parameters(), exact.parameters(), strict=True)),
+        ]
+        assert all(found is not None and found.dtype == dtype for found, _ in tensors)
+        assert all(part.dtype == dtype for part in as_tuple(state) if part.is_floating_point())
+        errors[form] = max(
+            float((found.double() - right).detach().norm() / right.detach().norm()) for found, right in tensors
+        )
+    assert errors["fused"] < min(errors["plain"], 4 * torch.finfo(dtype).eps)
     layer.form = "fused"
-    name = str(dtype).removeprefix("torch.")
-    with pytest.raises(RuntimeError, match=f'because form="fused", but it computes in .* the parameters are {name}'):
-        layer(input)
-    with pytest.raises(RuntimeError, match='because form="fused"'):
-        layer.stream(2)
+    stream, (output, state) = layer.eval().stream(2), layer(input)
+    assert torch.equal(torch.stack([stream(step) for step in input]), output)
+    assert all(torch.equal(a, b) for a, b in zip(as_tuple(stream.state), as_tuple(state), strict=True))
+
+
+@every_fused_layer
+def test_half_precision_under_vmap_compilation_and_second_derivatives(name: str) -> None:
+    with seeded(0):
+        layer, x = LAYERS[name](3, 8, dtype=torch.bfloat16), torch.randn(4, 2, 3).bfloat16()
+    output = layer(x)[0]
+    both = torch.func.vmap(lambda x: layer(x)[0])(torch.stack([x, x]))
+    assert torch.equal(both[0], output)
+    assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(x)[0], output)
+    x.requires_grad_()
+    (first,) = torch.autograd.grad(layer(x)[0].sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), x)
+    assert second.dtype == torch.bfloat16
+    assert second.isfinite().all()
+    assert second.any()
+
+
+def test_a_dtype_that_is_not_served_is_named() -> None:
+    assert cpu.unavailable("mist", torch.complex64) == (
+        "it computes in float32, float64 and half precision, and the parameters are complex64"
+    )
 
 
 @pytest.mark.usefixtures("no_library")

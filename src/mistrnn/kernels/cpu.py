@@ -22,11 +22,13 @@ from mistrnn.kernels.contract import (
     check,
     check_lengths,
     is_wanted,
+    saved_dtype,
     saved_size,
     there,
 )
 
-DTYPES = (torch.float32, torch.float64)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""Of the tensors. Half precision is computed in float32, and rounded in the end."""
 
 WORTH_A_THREAD = 2_000_000
 """Multiplications that take longer than starting a thread."""
@@ -37,23 +39,24 @@ def unavailable(cell: str, dtype: torch.dtype) -> str | None:
     if cell not in CELLS:
         return f"there is none for {cell}"
     if dtype not in DTYPES:
-        return f"it computes in float32 and float64, and the parameters are {str(dtype).removeprefix('torch.')}"
+        return f"it computes in float32, float64 and half precision, and the parameters are {str(dtype).removeprefix('torch.')}"
     return _library.problem
 
 
 def forward(cell: str, inputs: Inputs, settings: Settings) -> tuple[Tensor | None, ...]:
     """Return output [E, T, B, H], the final h and c [E, M, B, H] (c only of LSTM), and what is saved, if anything is."""
     call, alive = _call(cell, inputs, settings)
-    like = there(inputs, "initial_h")
-    output = like.new_empty(call.E, call.T, call.B, call.H)
-    final_h = like.new_empty(call.E, call.M, call.B, call.H)
-    final_c = like.new_empty(call.E, call.M, call.B, call.H) if cell == "lstm" else None
-    saved = like.new_empty(call.E, call.T, call.B, call.S) if settings.save else None
+    dtype = there(inputs, "x").dtype
+    real = saved_dtype(dtype)
+    output = torch.empty(call.E, call.T, call.B, call.H, dtype=real)
+    final_h = torch.empty(call.E, call.M, call.B, call.H, dtype=real)
+    final_c = torch.empty(call.E, call.M, call.B, call.H, dtype=real) if cell == "lstm" else None
+    saved = torch.empty(call.E, call.T, call.B, call.S, dtype=real) if settings.save else None
     for name, tensor in {"output": output, "final_h": final_h, "final_c": final_c, "saved": saved}.items():
         setattr(call, name, None if tensor is None else tensor.data_ptr() or None)
     _code().run(call, backward=False)
     del alive
-    return output, final_h, final_c, saved
+    return output.to(dtype), final_h.to(dtype), None if final_c is None else final_c.to(dtype), saved
 
 
 def backward(
@@ -74,36 +77,41 @@ def backward(
         *_, again = forward(cell, inputs, settings._replace(save=True))
         assert again is not None
         saved = again
+    dtype = there(inputs, "x").dtype
+    real = saved_dtype(dtype)
     states, final = (call.E, call.T, call.B, call.H), (call.E, call.M, call.B, call.H)
-    for name, tensor, shape in (
-        ("output", output, states),
-        ("saved", saved, (call.E, call.T, call.B, call.S)),
-        ("d_output", gradients["d_output"], states),
-        ("d_final_h", gradients["d_final_h"], final),
-        ("d_final_c", gradients["d_final_c"], final),
+    for name, tensor, shape, own in (
+        ("output", output, states, dtype),
+        ("saved", saved, (call.E, call.T, call.B, call.S), real),
+        ("d_output", gradients["d_output"], states, dtype),
+        ("d_final_h", gradients["d_final_h"], final, dtype),
+        ("d_final_c", gradients["d_final_c"], final, dtype),
     ):
-        if tensor is not None and tensor.numel() and (tensor.shape != shape or tensor.dtype != output.dtype):
-            raise ValueError(f"{cell}: expected {name} {list(shape)} in {output.dtype}, got {list(tensor.shape)}.")
-    output, saved = output.contiguous(), saved.contiguous()
+        if tensor is not None and tensor.numel() and (tensor.shape != shape or tensor.dtype != own):
+            raise ValueError(
+                f"{cell}: expected {name} {list(shape)} in {own}, got {list(tensor.shape)} in {tensor.dtype}."
+            )
+    output, saved = output.to(real).contiguous(), saved.contiguous()
     call.output, call.saved = output.data_ptr() or None, saved.data_ptr() or None
     d_output = gradients["d_output"]
     if d_output is not None and d_output.numel():
+        d_output = d_output.to(real)
         call.d_output = d_output.data_ptr()
         call.d_output_trial, call.d_output_time, call.d_output_sequence, call.d_output_unit = d_output.stride()
     for name in ("d_final_h", "d_final_c"):
-        alive.append(_point(call, name, gradients[name]))
+        alive.append(_point(call, name, gradients[name], real))
     results: list[Tensor | None] = []
     for name in DIFFERENTIABLE:
         tensor = inputs[name]
         if tensor is None or not is_wanted(name, wanted):
             results.append(None)
             continue
-        result = torch.empty(tensor.shape, dtype=tensor.dtype)
+        result = torch.empty(tensor.shape, dtype=real)
         setattr(call, f"d_{name}", result.data_ptr() or None)
         results.append(result)
     _code().run(call, backward=True)
     del alive
-    return tuple(results)
+    return tuple(None if result is None else result.to(dtype) for result in results)
 
 
 def _call(cell: str, inputs: Inputs, settings: Settings) -> tuple[Call, list[Any]]:
@@ -112,6 +120,7 @@ def _call(cell: str, inputs: Inputs, settings: Settings) -> tuple[Call, list[Any
     check(cell, inputs, settings, "cpu", DTYPES)
     check_lengths(cell, inputs["lengths"], x.size(1))
     call = Call(cell=CELLS.index(cell), is_double=x.dtype == torch.float64)
+    real = saved_dtype(x.dtype)
     call.E, call.T, call.B, call.I = x.shape
     call.M, call.H = initial.size(1), initial.size(3)
     rows, layer_norm = weight_ih.size(1), inputs["gain"] is not None
@@ -123,22 +132,24 @@ def _call(cell: str, inputs: Inputs, settings: Settings) -> tuple[Call, list[Any
     call.layer_norm, call.reverse, call.save = layer_norm, settings.reverse, settings.save
     call.zoneout = settings.zoneout
     alive: list[Any] = [delays]
+    x = x.to(real)
     if x.numel() and x.stride(3) != 1 and call.I > 1:
         x = x.contiguous()
     call.x, alive = x.data_ptr() or None, [*alive, x]
     call.x_trial, call.x_time, call.x_sequence, _ = x.stride()
     for name in INPUTS[1:]:
         if name not in PROBES:
-            alive.append(_point(call, name, inputs[name]))
+            alive.append(_point(call, name, inputs[name], real))
     return call, alive
 
 
-def _point(call: Call, name: str, tensor: Tensor | None) -> Tensor | None:
+def _point(call: Call, name: str, tensor: Tensor | None, real: torch.dtype) -> Tensor | None:
     """Enter a tensor into the call, contiguous but for its trial axis; return what must stay alive."""
     if tensor is None or not tensor.numel():
         return None
     shared = tensor.stride(0) == 0 and tensor.size(0) > 1  # one tensor for all trials
-    tensor = tensor[0].contiguous() if shared else tensor.contiguous()
+    tensor = tensor[0] if shared else tensor
+    tensor = tensor.to(real).contiguous() if tensor.is_floating_point() else tensor.contiguous()
     setattr(call, name, tensor.data_ptr())
     if hasattr(Call, f"{name}_trial"):
         setattr(call, f"{name}_trial", 0 if shared else tensor.stride(0))

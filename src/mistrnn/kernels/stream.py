@@ -7,12 +7,12 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from mistrnn.kernels.contract import Settings, is_put_off
+from mistrnn.kernels.contract import Settings, is_put_off, saved_dtype
 from mistrnn.kernels.cpu import new_stream
 
 
-def _own(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
+def _own(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 class FusedStream:
@@ -28,12 +28,14 @@ class FusedStream:
         zoneout: float,
     ) -> None:
         self._memory, self._batch, self._hidden = initial[0].shape
+        self._dtype = initial[0].dtype
+        self._real = saved_dtype(self._dtype)  # half precision is computed in float32
         with torch.inference_mode(False):  # a stream outlives the mode in which it was made
             # The last M states lie twice in a ring of 2M places, M apart: so they are always in one piece, oldest first.
-            self._ring = torch.cat([initial[0], initial[0]]).contiguous()
-            self._cell_state = _own(initial[1]) if len(initial) > 1 else None
-            self._clock = _own(clock) if clock is not None else None
-            self._weights = {name: _own(weight) for name, weight in weights.items()}
+            self._ring = torch.cat([initial[0], initial[0]]).to(self._real).contiguous()
+            self._cell_state = _own(initial[1], self._real) if len(initial) > 1 else None
+            self._clock = _own(clock, clock.dtype) if clock is not None else None
+            self._weights = {name: _own(weight, self._real) for name, weight in weights.items()}
         self._place = 0
         first = self._ring[: self._memory]
         inputs = {**self._weights, "initial_h": first, "initial_c": self._cell_state, "clock": self._clock}
@@ -44,11 +46,11 @@ class FusedStream:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Take one step."""
-        x = x.clone() if is_put_off(x) else x.contiguous()
+        x = (x.clone() if is_put_off(x) else x).to(self._real).contiguous()
         output = self._ring.new_empty(self._batch, self._hidden)
         self._step(self._handle, x.data_ptr(), output.data_ptr(), self._place)
         self._place = (self._place + 1) % self._memory
-        return output
+        return output.to(self._dtype)
 
     def reset(self, rows: Tensor) -> None:
         """Let some sequences [B] bool start afresh."""
@@ -60,8 +62,9 @@ class FusedStream:
 
     def state(self) -> tuple[Tensor, ...]:
         """Return the last M states [M, B, H], for LSTM also c, and for Clockwork the clock [B]."""
-        parts = (self._ring[self._place : self._place + self._memory], self._cell_state, self._clock)
-        return tuple(part.clone() for part in parts if part is not None)
+        states = (self._ring[self._place : self._place + self._memory], self._cell_state)
+        found = tuple(state.to(self._dtype, copy=True) for state in states if state is not None)
+        return found if self._clock is None else (*found, self._clock.clone())
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a running stream cannot be copied or pickled; make another one from its state.")
