@@ -229,6 +229,22 @@ def test_opcheck(name: str, everything: bool) -> None:
     torch.library.opcheck(operator.default, (*given.values(), *settings), test_utils=("test_schema", "test_faketensor"))
 
 
+@every_fused_layer
+def test_torch_compile_takes_a_layer_whole_and_its_batch_of_any_size(name: str) -> None:
+    with seeded(0):
+        layer = sized(name, 40).float().cuda()
+        inputs = [torch.randn(5, batch, 1, device="cuda") for batch in (3, 8, 360)]
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for x in inputs:
+        output, found = layer(x)[0], compiled(x)[0]
+        assert torch.equal(found, output)
+        weights = torch.randn_like(output)
+        for a, b in zip(
+            *(torch.autograd.grad(o, list(layer.parameters()), weights) for o in (found, output)), strict=True
+        ):
+            assert torch.equal(a, b)
+
+
 def test_a_training_step_is_one_graph() -> None:
     layer = MIST(1, 30, delays=4, device="cuda")
     x = torch.randn(20, 5, 1, device="cuda")
@@ -294,7 +310,7 @@ def test_what_no_kernel_serves_is_refused_by_name_and_told_once_otherwise(
 def test_an_old_gpu_and_missing_bindings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = LSTM(1, 4, device="cuda"), torch.randn(2, 2, 1, device="cuda")
     layer.form = "fused"
-    monkeypatch.setattr(cuda, "_problem", lambda: "it needs the package cuda-bindings")
+    monkeypatch.setattr(cuda, "_problem", lambda capability: "it needs the package cuda-bindings")
     with pytest.raises(RuntimeError, match="cuda-bindings"):
         layer(x)
     monkeypatch.setattr(cuda, "capability_of", lambda device: 75)
@@ -334,4 +350,4 @@ def test_kernels_are_ready_in_seconds(tmp_path: Path, monkeypatch: pytest.Monkey
         times.append(time.perf_counter() - began)
     assert times[0] < 10
     assert times[1] < 0.5
-    assert _nvrtc.problem() is None
+    assert _nvrtc.problem(choices.capability_of(torch.device("cuda", 0))) is None

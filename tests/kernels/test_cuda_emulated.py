@@ -6,6 +6,7 @@ any machine. All memory that the kernels are to write is poisoned first, and so 
 
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -432,6 +433,36 @@ def test_too_little_memory_is_told_with_the_trials_that_would_fit(monkeypatch: p
     )
     with pytest.raises(torch.OutOfMemoryError, match=expected):
         layer(torch.randn(2, 1, 1))
+
+
+def test_backwards_what_the_run_forwards_has_left_counts_as_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch, 2)
+    layer = small("rnn", input_size=1, hidden_size=3, dtype=torch.float32)
+    output = layer(torch.randn(2, 1, 1))[0].sum()
+    made: list[weakref.ref[Tensor]] = []
+    new = _run.Run.new
+
+    def refuse_later(run: _run.Run, name: str, *shape: int) -> Tensor:
+        if name == "sums":  # after dz
+            raise torch.OutOfMemoryError("nothing is left")
+        tensor = new(run, name, *shape)
+        made.append(weakref.ref(tensor))
+        return tensor
+
+    def free(device: torch.device) -> tuple[int, int]:
+        assert [tensor() for tensor in made] == [None]  # what the run has made is given back before it is counted
+        return 2 * 2128, 0
+
+    monkeypatch.setattr(_run.Run, "new", refuse_later)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", free)
+    for name in ("memory_reserved", "memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: 0)
+    # Free are 2,128 bytes for each of two trials, and the run forwards has left 24 bytes of states and 1,040 of records.
+    with pytest.raises(torch.OutOfMemoryError, match=r"about 2 would fit. \(nothing"):
+        output.backward()
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * 2128 - 1064, 0))
+    with pytest.raises(torch.OutOfMemoryError, match=r"about 3 would fit. \(nothing"):
+        layer(torch.randn(2, 1, 1))[0].sum().backward()
 
 
 def test_tensors_that_do_not_fit_after_a_plan_was_made_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -317,6 +317,31 @@ def test_without_a_place_to_keep_them_kernels_still_compile(tmp_path: Path, monk
     assert _nvrtc.settled(SMALL)[1][:4] == b"\x7fELF"
 
 
+def test_without_a_home_kernels_still_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("MISTRNN_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert _nvrtc.settled(SMALL)[1][:4] == b"\x7fELF"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert _nvrtc.folder() == Path("/caches/mistrnn/kernels")
+
+
+def test_a_kernel_that_cannot_be_kept_leaves_nothing_behind(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", full)
+        assert _nvrtc.settled(SMALL)[1][:4] == b"\x7fELF"
+    assert list(cache.iterdir()) == []
+    _nvrtc.settled(SMALL)
+    (kept,) = cache.iterdir()
+    assert kept.stat().st_mode & 0o777 == 0o644  # for all who share the folder
+
+
 def _compile(folder: str) -> str:
     import os
 
@@ -342,4 +367,4 @@ def test_missing_bindings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ImportError
 
     monkeypatch.setattr(_nvrtc, "bindings", missing)
-    assert "pip install 'mistrnn[cuda]'" in str(_nvrtc.problem())
+    assert "pip install 'mistrnn[cuda]'" in str(_nvrtc.problem(90))

@@ -225,3 +225,13 @@ def test_too_little_memory_for_what_is_under_way_is_told_too(
     )
     with pytest.raises(torch.OutOfMemoryError, match=expected):
         layer(x)
+
+
+@pytest.mark.parametrize(("name", "hidden", "trials", "batch"), [("lstm", 1024, 100, 100), ("mist", 512, 160, 100)])
+def test_blocks_of_products_shrink_until_shared_memory_suffices(
+    name: str, hidden: int, trials: int, batch: int
+) -> None:
+    for backward in (False, True):
+        variant = wide_variant(problem(name, backward, hidden), trials, batch, 120, 170)
+        assert variant.fits
+        _nvrtc.compile_now(variant)

@@ -4,11 +4,11 @@ NVRTC, the compiler, comes with PyTorch's CUDA builds, and `cuda.bindings`, NVID
 nvcc or a host compiler.
 """
 
+import contextlib
 import ctypes
 import hashlib
 import os
 import re
-import sys
 import tempfile
 import threading
 from dataclasses import replace
@@ -41,15 +41,18 @@ def bindings() -> tuple[Any, Any]:
     return driver, nvrtc
 
 
-def problem() -> str | None:
-    """Return why kernels cannot be compiled here, or None if they can."""
+def problem(capability: int) -> str | None:
+    """Return why kernels cannot be compiled for a GPU of this compute capability, times ten, or None if they can."""
     try:
         _, nvrtc = bindings()
-        nvrtc.nvrtcVersion()
+        _, major, minor = nvrtc.nvrtcVersion()
+        status, known = nvrtc.nvrtcGetSupportedArchs()
     except ImportError:
         return "it needs the package cuda-bindings (pip install 'mistrnn[cuda]')"
     except Exception as error:  # the bindings look for the library only when it is called
         return f"NVIDIA's run-time compiler (NVRTC) cannot be loaded ({error})"
+    if status == nvrtc.nvrtcResult.NVRTC_SUCCESS and capability not in known:
+        return f"NVIDIA's run-time compiler (NVRTC {major}.{minor}) does not know GPUs of compute capability {capability / 10}"
     return None
 
 
@@ -57,9 +60,9 @@ def folder() -> Path:
     """Return where compiled kernels are kept: $MISTRNN_CACHE, or the user's cache folder."""
     if own := os.environ.get("MISTRNN_CACHE"):
         return Path(own)
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData/Local")) / "mistrnn/kernels"
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mistrnn/kernels"
+    if users := os.environ.get("XDG_CACHE_HOME"):
+        return Path(users) / "mistrnn/kernels"
+    return Path.home() / ".cache/mistrnn/kernels"
 
 
 AnyProgram = TypeVar("AnyProgram", bound=Program)
@@ -72,26 +75,37 @@ def settled(variant: AnyProgram) -> tuple[AnyProgram, bytes]:
 
     It comes from the disk if it is there.
     """
-    name = key(variant)
-    kept = folder() / f"{name}.cubin"
-    try:
-        stored = kept.read_bytes()
-        digest, found = stored[:32], stored[32:]
-        if hashlib.sha256(found).digest() == digest:  # else it was cut off or changed: compile it again
-            return _with_spare(variant, int.from_bytes(found[:2], "little")), found[2:]
-    except OSError:
-        pass
+    name = f"{key(variant)}.cubin"
+    if found := _read(name):
+        return _with_spare(variant, int.from_bytes(found[:2], "little")), found[2:]
     spare, code, _ = _settle(variant)
-    try:
-        # Several processes may do the same at the same time: each writes a file of its own and renames it.
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=kept.parent, prefix=name, delete=False) as file:
-            found = spare.to_bytes(2, "little") + code
-            file.write(hashlib.sha256(found).digest() + found)
-        os.replace(file.name, kept)
-    except OSError:  # a read-only or full disk: the kernel serves this process alone
-        pass
+    with contextlib.suppress(OSError, RuntimeError):  # a read-only or full disk, no home: it serves this process alone
+        _write(name, spare.to_bytes(2, "little") + code)
     return _with_spare(variant, spare), code
+
+
+def _read(name: str) -> bytes | None:
+    """Return what is kept under this name; None if there is nothing, or it was cut off or changed."""
+    try:
+        stored = (folder() / name).read_bytes()
+    except (OSError, RuntimeError):
+        return None
+    digest, found = stored[:32], stored[32:]
+    return found if hashlib.sha256(found).digest() == digest else None
+
+
+def _write(name: str, found: bytes) -> None:
+    """Keep it. Several processes may do the same at the same time: each writes a file of its own and renames it."""
+    folder().mkdir(parents=True, exist_ok=True)
+    handle, path = tempfile.mkstemp(dir=folder(), prefix=name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(hashlib.sha256(found).digest() + found)
+        os.chmod(path, 0o644)  # others may share the folder
+        os.replace(path, folder() / name)
+    except BaseException:
+        os.unlink(path)
+        raise
 
 
 def _settle(variant: AnyProgram) -> tuple[int, bytes, str]:

@@ -3,6 +3,7 @@
 E trials, T time, B batch, I input, H hidden, M memory.
 """
 
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -114,29 +115,32 @@ class Plan:
 
         return run
 
-    def trials_that_fit(self) -> int:
+    def trials_that_fit(self, kept: int) -> int:
         """Return how many trials the memory that is free, or torch's own in reserve, would hold, forwards and backwards.
 
-        The trials' own tensors, such as their inputs and parameters, are there already.
+        The trials' own tensors, such as their inputs and parameters, are there already. So are `kept` bytes, which the run
+        forwards has left and which count as well.
         """
         reserve = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        free = torch.cuda.mem_get_info(self.device)[0] + reserve
+        free = torch.cuda.mem_get_info(self.device)[0] + reserve + kept
         problem, rows = replace(self.problem, backward=True), self.T * self.B
         variant = choose(problem, self.E, self.B, self.device)
         each = rows * (2 * self.H + problem.column_stride + problem.mixed_stride * (self.cell == "mist"))
         each += variant.saved_numbers(self.T, self.B) + variant.ring_numbers(self.T, self.B)
-        return int(free // (each * self.real.itemsize + variant.working_bytes(self.B)))
+        return int(free // max(1, each * self.real.itemsize + variant.working_bytes(self.B)))
 
 
 @contextmanager
-def enough_memory(plan: Plan) -> Iterator[None]:
-    """Tell whoever runs out of memory inside how many trials would fit."""
+def enough_memory(plan: Plan, *kept: Tensor) -> Iterator[None]:
+    """Tell whoever runs out of memory inside how many trials would fit; backwards, of what the run forwards has left, too."""
     try:
         yield
     except torch.OutOfMemoryError as error:
+        traceback.clear_frames(error.__traceback__)  # they hold what the run has made so far
+        fit = plan.trials_that_fit(sum(tensor.numel() * tensor.element_size() for tensor in kept))
         raise torch.OutOfMemoryError(
             f"{plan.cell}: expected memory for {plan.E} trials of {plan.B} sequences of {plan.T} steps with {plan.H} "
-            f"units, and there is not enough on {plan.device}; about {plan.trials_that_fit()} would fit. ({error})"
+            f"units, and there is not enough on {plan.device}; about {fit} would fit. ({error})"
         ) from error
 
 

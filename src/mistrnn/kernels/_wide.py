@@ -240,4 +240,7 @@ def wide_variant(problem: Problem, trials: int, batch: int, capability: int, mul
     found = replace(found, tiles=ceil(tiles / chunks), sequences=sequences)
     rows = min(rows for rows, _ in found.products)
     least, most = (1, min(rows, MOST_GROUPS)) if grouped else (4, MOST_WARPS)
-    return replace(found, width=max(least, min(most, ceil(trials * chunks * rows / multiprocessors))))
+    found = replace(found, width=max(least, min(most, ceil(trials * chunks * rows / multiprocessors))))
+    while not found.fits and (found.width > least or found.tiles > 1):  # on a GPU with little shared memory
+        found = replace(found, width=found.width - 1) if found.width > least else replace(found, tiles=found.tiles - 1)
+    return found

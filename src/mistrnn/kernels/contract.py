@@ -96,10 +96,10 @@ def check(cell: str, inputs: Inputs, settings: Settings, device: str, dtypes: Se
         if tensor is None:
             continue
         dtype = torch.int64 if name in integers else torch.bool if name in booleans else x.dtype
-        if tensor.shape != shape or tensor.dtype != dtype or tensor.device.type != device:
+        if tensor.shape != shape or tensor.dtype != dtype or tensor.device.type != device or tensor.device != x.device:
             raise ValueError(
-                f"{cell}: expected {name} {list(shape)} in {dtype} on the {device.upper()}, with the trial axis in front, got "
-                f"{list(tensor.shape)} in {tensor.dtype} on {tensor.device}."
+                f"{cell}: expected {name} {list(shape)} in {dtype} on the {device.upper()} where x is, with the trial axis in "
+                f"front, got {list(tensor.shape)} in {tensor.dtype} on {tensor.device}."
             )
     needed = {"lstm": "initial_c", "clockwork": "clock"}.get(cell)
     if x.dtype not in dtypes or (needed and inputs[needed] is None):

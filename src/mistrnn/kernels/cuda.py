@@ -7,8 +7,10 @@ the weights, a kernel of their own).
 E trials, T time, B batch, I input, H hidden, G rows of the parameters, M memory, D delays.
 """
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,22 +32,36 @@ from mistrnn.kernels.choices import capability_of, fitting
 from mistrnn.kernels.contract import CELLS, DIFFERENTIABLE, Inputs, Settings, is_wanted, there
 from mistrnn.kernels.outer import product, weight_gradient
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
 OLDEST = 80
 """The least compute capability, times ten: earlier GPUs have no bfloat16."""
 
 PARTS = {"highest": 3, "high": 2, "medium": 2}
-"""bfloat16 parts of a float32 operand, by torch.get_float32_matmul_precision(): all 24 bits, or 16.
+"""bfloat16 parts of a float32 operand, by torch's precision of products: all 24 bits, or 16.
 
 One part would do for "medium" by its name, but torch's own products are more exact than that at this setting.
 """
 
 
+def settled_for_compiler(function: Function) -> Function:
+    """Let torch.compile take what a function answers for a constant, instead of looking inside.
+
+    It is what torch.compiler.assume_constant_result does, which would load all of torch's compiler here.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@settled_for_compiler
 def unavailable(
     cell: str, dtype: torch.dtype, device: torch.device, hidden: int, delays: Sequence[int], layer_norm: bool
 ) -> str | None:
     """Return why the fused form cannot serve, or None if it can."""
     if cell not in CELLS:
         return f"there is none for {cell}"
+    if sys.platform == "win32":
+        return "there is none for Windows"
     if dtype not in DTYPES:
         return f"it computes in float32, float64 and half precision, and the parameters are {str(dtype).removeprefix('torch.')}"
     capability = capability_of(device)
@@ -58,7 +74,7 @@ def unavailable(
         return f"on a GPU it serves up to {MAX_DELAYS} delays of up to {MAX_DELAY} steps, and they are {list(delays)}"
     if not _has_room(cell, dtype == torch.float64, hidden, tuple(delays), layer_norm, capability):
         return f"this GPU's shared memory is too small for {hidden} units{' with layer norm' if layer_norm else ''}"
-    return _problem()
+    return _problem(capability)
 
 
 @cache
@@ -77,12 +93,26 @@ _problem = cache(_nvrtc.problem)
 
 def parts_of(x: Tensor) -> int:  # [T, B, I]
     """Return how many parts a run's products read, as torch's own switches say now."""
-    if x.dtype == torch.float64:
+    return (
+        _parts(x.dtype, True) if x.size(1) == 1 else _parts(x.dtype, False)
+    )  # a question that torch.compile can answer
+
+
+@settled_for_compiler  # torch compiles anew when a switch is turned
+def _parts(dtype: torch.dtype, one_sequence: bool) -> int:
+    if dtype == torch.float64:
         return 0
-    if x.dtype != torch.float32 or torch.is_autocast_enabled("cuda"):
+    if dtype != torch.float32 or torch.is_autocast_enabled("cuda"):
         return 1
     # A single sequence is a product by a vector, which torch never shortens.
-    return PARTS["highest" if x.size(1) == 1 else torch.get_float32_matmul_precision()]
+    return PARTS["highest" if one_sequence else _precision()]
+
+
+def _precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # torch's newer switches are in use, and this one does not answer any more
+        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
 
 
 def saved_shape(cell: str, inputs: Inputs, settings: Settings) -> tuple[int, ...]:
@@ -143,7 +173,7 @@ def backward(
         assert again is not None
         saved = again
     plan = plan_of(cell, inputs, settings, device, backward=True, cluster=_cluster_of(saved))
-    with enough_memory(plan):
+    with enough_memory(plan, output, saved):
         return _backward(plan, gradients, inputs, output, saved, wanted)
 
 
@@ -206,7 +236,7 @@ def _parameter_gradients(
         if lengths is not None:  # padding may hold anything, and 0 * NaN is NaN
             steps = torch.arange(run.T, device=x.device).view(1, -1, 1)
             x = x.masked_fill((steps >= lengths.unsqueeze(1)).unsqueeze(-1), 0.0)
-        found["weight_ih"] = weight_gradient(run, dz[..., :rows], x.contiguous())
+        found["weight_ih"] = weight_gradient(run, dz[..., :rows], x)
     if cell == "mist":
         gates = _against_past(run, dz[..., : count + hidden], (1,), output)
         last = weight_gradient(run, dz[..., count + hidden :], mixed[..., :hidden])
@@ -223,10 +253,10 @@ def _parameter_gradients(
     return found
 
 
-@cache
 def _severed(periods: tuple[int, ...], hidden: int, device: torch.device) -> Tensor:  # [H, H]
-    """Return which weights of a Clockwork do not exist; made once, because a CUDA graph cannot copy from the CPU."""
-    of_units = torch.tensor(periods, device=device).repeat_interleave(hidden // len(periods))
+    """Return which weights of a Clockwork do not exist; without a copy from the CPU, which a CUDA graph cannot hold."""
+    group = hidden // len(periods)
+    of_units = torch.cat([torch.full((group,), period, device=device) for period in periods])
     return of_units.unsqueeze(1) > of_units
 
 

@@ -149,11 +149,16 @@ def check_reset(name: str, reset: Tensor, shape: Sequence[int], axes: str, like:
 
 
 def check_parameters(name: str, parameters: Mapping[str, Tensor], like: Tensor) -> None:
-    """Raise unless all parameters of one layer and direction have the dtype of `like`."""
+    """Raise unless all parameters of one layer and direction have the dtype and the device of `like`."""
     for parameter, value in parameters.items():
         if value.dtype != like.dtype:
             raise TypeError(
                 f"{name}: expected all parameters in one dtype, got weight_hh in {like.dtype} and {parameter} in {value.dtype}."
+            )
+        if value.device != like.device:
+            raise ValueError(
+                f"{name}: expected all parameters on one device, got weight_hh on {like.device} and {parameter} on "
+                f"{value.device}."
             )
 
 

@@ -4,7 +4,7 @@ E trials still running, T time, B batch, I input.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -310,14 +310,12 @@ class Group:
     @contextmanager
     def _arithmetic(self) -> Iterator[None]:
         """Compute as the study's precision says, and leave torch's own setting as it was."""
-        before = torch.get_float32_matmul_precision()
-        if self.device.type == "cuda":
-            torch.set_float32_matmul_precision("high" if self.study.precision == "high" else "highest")
-        try:
-            with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.study.precision == "bf16"):
-                yield
-        finally:
-            torch.set_float32_matmul_precision(before)
+        is_high, on_gpu = self.study.precision == "high", self.device.type == "cuda"
+        with (
+            _precision_on_gpu(is_high) if on_gpu else nullcontext(),
+            torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.study.precision == "bf16"),
+        ):
+            yield
 
     def snapshot(self) -> tuple[Tensors, dict[str, Any]]:
         """Return all that changes, as tensors and as JSON."""
@@ -359,6 +357,26 @@ class Group:
             for (k, step), norms in zip(tensors["gradients_at"].tolist(), tensors["gradients"].cpu(), strict=True):
                 self.records[int(k)].gradients.append((int(step), norms))
         self._rates, self._order, self._captured = self._learning_rates(), None, {}
+
+
+@contextmanager
+def _precision_on_gpu(is_high: bool) -> Iterator[None]:
+    """Set torch's precision of float32 products inside, by the switch that the user has turned, if any."""
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:  # one of torch's newer switches: they and this one cannot be mixed
+        newer = torch.backends.cuda.matmul
+        before, newer.fp32_precision = newer.fp32_precision, "tf32" if is_high else "ieee"
+        try:
+            yield
+        finally:
+            newer.fp32_precision = before
+        return
+    torch.set_float32_matmul_precision("high" if is_high else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def part_of(tensors: Tensors, rest: dict[str, Any], trials: Sequence[int]) -> tuple[Tensors, dict[str, Any]]:

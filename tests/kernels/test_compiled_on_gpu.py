@@ -1,0 +1,112 @@
+"""What torch.compile and torch's switches ask of the GPU forms, on a machine without a GPU: it is only said to be one."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from mistrnn.kernels import choices, cuda
+from mistrnn.kernels._run import Plan
+from mistrnn.kernels.contract import INPUTS, Settings
+from mistrnn.training.group import _precision_on_gpu
+
+DEVICE = torch.device("cuda:0")
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (choices, cuda):
+        monkeypatch.setattr(module, "capability_of", lambda device: 90)
+    monkeypatch.setattr(choices, "multiprocessors", lambda device: 132)
+
+
+@pytest.fixture
+def switches() -> Iterator[None]:
+    """Leave torch's switches as they were; the older one answers no more while a newer one says something else."""
+    newer = torch.backends.cuda.matmul
+    before = newer.fp32_precision
+    yield
+    newer.fp32_precision = before
+    torch.set_float32_matmul_precision("highest")
+
+
+def test_torch_compile_takes_the_choice_of_the_form_and_of_the_precision_for_constants() -> None:
+    def shown(x: Tensor) -> Tensor:
+        reason = cuda.unavailable("mist", x.dtype, DEVICE, 139, (1, 2, 4), False)
+        return x + (cuda.parts_of(x) if reason is None else 100)
+
+    compiled = torch.compile(shown, fullgraph=True, backend="eager")
+    assert compiled(torch.zeros(2, 3, 1)).unique().tolist() == [3]
+    assert compiled(torch.zeros(2, 1, 1)).unique().tolist() == [3]
+    assert compiled(torch.zeros(2, 3, 1, dtype=torch.float64)).unique().tolist() == [0]
+
+
+@pytest.mark.usefixtures("switches")
+def test_a_compiled_function_follows_the_precision_switch() -> None:
+    compiled = torch.compile(lambda x: x + cuda.parts_of(x), fullgraph=True, backend="eager")
+    assert compiled(torch.zeros(2, 3, 1)).unique().tolist() == [3]
+    torch.set_float32_matmul_precision("high")
+    assert compiled(torch.zeros(2, 3, 1)).unique().tolist() == [2]
+
+
+@pytest.mark.usefixtures("switches")
+def test_parts_follow_torchs_newer_switches_too() -> None:
+    x = torch.zeros(2, 3, 1)
+    assert cuda.parts_of(x) == 3
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
+        torch.get_float32_matmul_precision()
+    assert cuda.parts_of(x) == 2
+    assert cuda.parts_of(x[:, :1]) == 3
+    with _precision_on_gpu(is_high=False):
+        assert cuda.parts_of(x) == 3
+    assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
+@pytest.mark.usefixtures("switches")
+def test_a_study_sets_the_precision_and_puts_it_back() -> None:
+    x = torch.zeros(2, 3, 1)
+    for is_high, parts in ((True, 2), (False, 3)):
+        for before in ("highest", "medium"):
+            torch.set_float32_matmul_precision(before)
+            with _precision_on_gpu(is_high):
+                assert cuda.parts_of(x) == parts
+            assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.mark.parametrize(("hidden", "batch"), [(139, 100), (139, 360), (139, 530), (198, 300), (512, 133), (512, 1000)])
+def test_a_plan_is_made_for_a_batch_that_torch_compile_does_not_know(hidden: int, batch: int) -> None:
+    delays, rows = [1, 2, 4, 8], 2 * hidden + 4
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+
+    def fake(*shape: int, unknown: int | None = None) -> Tensor:
+        sizes = [DimDynamic.DYNAMIC if axis == unknown else DimDynamic.STATIC for axis in range(len(shape))]
+        context = StatelessSymbolicContext(dynamic_sizes=sizes)
+        return mode.from_tensor(torch.empty(shape, device="meta"), symbolic_context=context)
+
+    given: dict[str, Tensor | None] = dict.fromkeys(INPUTS)
+    given |= {
+        "x": fake(1, 7, batch, 1, unknown=2),
+        "weight_ih": fake(1, rows, 1),
+        "weight_hh": fake(1, rows, hidden),
+        "bias": fake(1, rows),
+        "initial_h": fake(1, 8, batch, hidden, unknown=2),
+    }
+    with mode:
+        plan = Plan("mist", given, Settings(delays, 0.0, reverse=False, save=True, parts=2), "meta", backward=False)
+        assert plan.saved_shape[1] > 7 * batch * hidden
+
+
+def test_what_cannot_be_compiled_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("mist", torch.float32, DEVICE, 139, (1, 2), False)
+    assert cuda.unavailable(*arguments) is None
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.platform", "win32")
+        assert cuda.unavailable(*arguments) == "there is none for Windows"
+    monkeypatch.setattr(cuda, "capability_of", lambda device: 130)
+    reason = cuda.unavailable(*arguments)
+    assert reason is not None
+    assert reason.endswith("does not know GPUs of compute capability 13.0")
