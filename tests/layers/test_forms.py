@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from mistrnn.kernels import _library, cpu
 from mistrnn.layers import LAYERS, MIST, RNN, RecurrentLayer, _layer
@@ -377,3 +378,18 @@ def test_a_zoneout_that_is_set_later_counts_whatever_number_it_is(name: str, kin
     close(layer(x)[0], expected)
     stream = layer.stream(2)
     close(torch.stack([stream(step) for step in x]), expected)
+
+
+@pytest.mark.parametrize("form", ["fused", "plain"])
+@every_fused_layer
+def test_a_layer_runs_where_its_parameters_are_whatever_the_default_device(name: str, form: Any) -> None:
+    with seeded(0):
+        layer, x = small(name, zoneout=0.2, recurrent_dropout=0.2), torch.randn(5, 2, 3, dtype=torch.float64)
+        packed = pack_padded_sequence(x, torch.tensor([3, 5]), enforce_sorted=False)
+    layer.form = form
+    with torch.device("meta"):
+        output, state = layer(x, lengths=torch.tensor([3, 5], device="cpu"))
+        layer(packed)[0].data.sum().backward()
+        layer.eval().stream(2)(x[0])
+    assert {tensor.device.type for tensor in (output, *as_tuple(state))} == {"cpu"}
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in layer.parameters())

@@ -81,10 +81,10 @@ def spread(problem: Problem, groups: int, device: torch.device) -> int:
     if not problem.parts or capability_of(device) < OLDEST_WITH_CLUSTERS:
         return 1
     wanted = -(-problem.hidden // (16 * FEW_WARPS))
-    idle = int(
-        min(wanted, max(CLUSTERS), multiprocessors(device) // max(1, groups))
-    )  # torch.compile may not know the batch
-    return max(AT_LEAST.get((problem.cell, problem.hidden), 1), idle)
+    idle = min(wanted, max(CLUSTERS), multiprocessors(device) // max(1, groups))
+    return max(
+        AT_LEAST.get((problem.cell, problem.hidden), 1), int(idle)
+    )  # a number, though torch.compile has only a name
 
 
 @cache

@@ -46,12 +46,12 @@ def unavailable(cell: str, dtype: torch.dtype) -> str | None:
 def forward(cell: str, inputs: Inputs, settings: Settings) -> tuple[Tensor | None, ...]:
     """Return output [E, T, B, H], the final h and c [E, M, B, H] (c only of LSTM), and what is saved, if anything is."""
     call, alive = _call(cell, inputs, settings)
-    dtype = there(inputs, "x").dtype
-    real = saved_dtype(dtype)
-    output = torch.empty(call.E, call.T, call.B, call.H, dtype=real)
-    final_h = torch.empty(call.E, call.M, call.B, call.H, dtype=real)
-    final_c = torch.empty(call.E, call.M, call.B, call.H, dtype=real) if cell == "lstm" else None
-    saved = torch.empty(call.E, call.T, call.B, call.S, dtype=real) if settings.save else None
+    like = there(inputs, "initial_h")
+    dtype, real = like.dtype, saved_dtype(like.dtype)
+    output = like.new_empty(call.E, call.T, call.B, call.H, dtype=real)
+    final_h = like.new_empty(call.E, call.M, call.B, call.H, dtype=real)
+    final_c = like.new_empty(call.E, call.M, call.B, call.H, dtype=real) if cell == "lstm" else None
+    saved = like.new_empty(call.E, call.T, call.B, call.S, dtype=real) if settings.save else None
     for name, tensor in {"output": output, "final_h": final_h, "final_c": final_c, "saved": saved}.items():
         setattr(call, name, None if tensor is None else tensor.data_ptr() or None)
     _code().run(call, backward=False)
@@ -106,7 +106,7 @@ def backward(
         if tensor is None or not is_wanted(name, wanted):
             results.append(None)
             continue
-        result = torch.empty(tensor.shape, dtype=real)
+        result = tensor.new_empty(tensor.shape, dtype=real)
         setattr(call, f"d_{name}", result.data_ptr() or None)
         results.append(result)
     _code().run(call, backward=True)
