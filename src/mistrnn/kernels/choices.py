@@ -82,9 +82,8 @@ def spread(problem: Problem, groups: int, device: torch.device) -> int:
         return 1
     wanted = -(-problem.hidden // (16 * FEW_WARPS))
     idle = min(wanted, max(CLUSTERS), multiprocessors(device) // max(1, groups))
-    return max(
-        AT_LEAST.get((problem.cell, problem.hidden), 1), int(idle)
-    )  # a number, though torch.compile has only a name
+    # A number, though torch.compile may have only a name for it.
+    return max(AT_LEAST.get((problem.cell, problem.hidden), 1), int(idle))
 
 
 @cache

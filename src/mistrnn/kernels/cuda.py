@@ -93,9 +93,8 @@ _problem = cache(_nvrtc.problem)
 
 def parts_of(x: Tensor) -> int:  # [T, B, I]
     """Return how many parts a run's products read, as torch's own switches say now."""
-    return (
-        _parts(x.dtype, True) if x.size(1) == 1 else _parts(x.dtype, False)
-    )  # a question that torch.compile can answer
+    # Two constants, of which torch.compile can choose one where the batch is not known.
+    return _parts(x.dtype, one_sequence=True) if x.size(1) == 1 else _parts(x.dtype, one_sequence=False)
 
 
 @settled_for_compiler  # torch compiles anew when a switch is turned
