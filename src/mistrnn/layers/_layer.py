@@ -349,10 +349,8 @@ class RecurrentLayer(nn.Module, ABC):
         if self._form == "plain":
             return False
         reason = self._why_not_fused(like)
-        if reason is None:
-            return (
-                forward_ad._current_level < 0
-            )  # forward mode, at any level of torch.func, goes through the plain form
+        if reason is None:  # forward mode, at any level of torch.func, goes through the plain form
+            return forward_ad._current_level < 0
         if self._form == "fused":
             raise RuntimeError(
                 f'{type(self).__name__}: expected the fused form to serve, because form="fused", but {reason}.'
