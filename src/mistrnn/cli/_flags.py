@@ -52,6 +52,10 @@ GradientsEvery = Annotated[
 GroupSize = Annotated[
     int | None, typer.Option("--group-size", help="Trials at once (default: as many as memory holds).")
 ]
+Only = Annotated[
+    str | None,
+    typer.Option("--only", help="Now only these trials, such as 0,3,7; the same command without it runs the others."),
+]
 EngineName = Annotated[
     str, typer.Option("--engine", help="Who computes: embedded (this process), or ray (workers of a Ray cluster).")
 ]
@@ -71,6 +75,12 @@ EarlyStop = Annotated[
 ]
 Tensorboard = Annotated[Path | None, typer.Option("--tensorboard", help="Log the curves here, for TensorBoard.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what is in the folder and start over.")]
+
+
+def list_of_numbers(name: str, text: str) -> list[int]:
+    """Return the numbers that a flag holds, each once."""
+    found = numbers(name, text)
+    return list(dict.fromkeys(found)) if isinstance(found, list) else [found]
 
 
 def numbers(name: str, text: str) -> int | list[int]:

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from mistrnn.cli._app import app, console, reproduce_app
-from mistrnn.cli._flags import Device, Fresh, GroupSize, Seed, Steps, numbers
+from mistrnn.cli._flags import Device, Fresh, GroupSize, Only, Seed, Steps, list_of_numbers
 from mistrnn.cli._page import write_page
 from mistrnn.cli._progress import watched
 from mistrnn.errors import UsageError
@@ -48,6 +48,7 @@ def table1_command(
     seeds: Seeds = "0",
     device: Device = "auto",
     group_size: GroupSize = None,
+    only: Only = None,
     fresh: Fresh = False,
 ) -> None:
     """Run the rows of table 1 (permuted MNIST) under the paper's protocol, and print ours beside published."""
@@ -60,7 +61,7 @@ def table1_command(
             tasks[key] = study_task(study, data)
         return tasks[key]
 
-    found = _run(chosen, out, task_of, trials, steps, seeds, device, group_size, fresh)
+    found = _run(chosen, out, task_of, trials, steps, seeds, device, group_size, only, fresh)
     _print_comparisons(table1.TITLE, [(row, table1.comparison(row, own)) for row, own in found], published=True)
     _say_what_is_shortened(chosen, trials, steps)
     write_page([out], out / "report.html")
@@ -139,10 +140,11 @@ def table3_command(
     seeds: Seeds = "0",
     device: Device = "auto",
     group_size: GroupSize = None,
+    only: Only = None,
     fresh: Fresh = False,
 ) -> None:
     """Run the rows of table 3 (TIMIT), or with --stand-in the same on NLTK's sample of TIMIT."""
-    _recorded_table(table3, data, stand_in, out, rows, trials, steps, seeds, device, group_size, fresh)
+    _recorded_table(table3, data, stand_in, out, rows, trials, steps, seeds, device, group_size, only, fresh)
 
 
 @reproduce_app.command("table4")
@@ -156,10 +158,11 @@ def table4_command(
     seeds: Seeds = "0",
     device: Device = "auto",
     group_size: GroupSize = None,
+    only: Only = None,
     fresh: Fresh = False,
 ) -> None:
     """Run the rows of table 4 (MobiAct), or with --stand-in layers of as many parameters on HAPT."""
-    _recorded_table(table4, data, stand_in, out, rows, trials, steps, seeds, device, group_size, fresh)
+    _recorded_table(table4, data, stand_in, out, rows, trials, steps, seeds, device, group_size, only, fresh)
 
 
 def _recorded_table(
@@ -173,6 +176,7 @@ def _recorded_table(
     seeds: str,
     device: str,
     group_size: int | None,
+    only: str | None,
     fresh: bool,
 ) -> None:
     """Run a table on recordings, print it, and draw what its best model says."""
@@ -183,7 +187,7 @@ def _recorded_table(
     if task.data_name != wanted:
         hint = " (--stand-in)" if task.data_name == table.STAND_IN else ""
         raise UsageError(f"{data}: expected the prepared recordings of {wanted}, got {task.data_name}{hint}.")
-    found = _run(chosen, out, lambda _: task, trials, steps, seeds, device, group_size, fresh)
+    found = _run(chosen, out, lambda _: task, trials, steps, seeds, device, group_size, only, fresh)
     title = f"{wanted}, standing in for {table.DATA}" if stand_in else table.TITLE
     _print_comparisons(title, [(row, table.comparison(row, own)) for row, own in found], published=not stand_in)
     _say_what_is_shortened(chosen, trials, steps)
@@ -278,6 +282,7 @@ def figure3_command(
     seeds: Seeds = "0",
     device: Device = "auto",
     group_size: GroupSize = None,
+    only: Only = None,
     fresh: Fresh = False,
 ) -> None:
     """Run the copy problem of figure 3 under the paper's protocol, and print who solves it beside the paper."""
@@ -285,10 +290,12 @@ def figure3_command(
     unknown = [name for name in wanted if name not in figure3.LAYERS_COMPARED]
     if unknown:
         raise UsageError(f"expected --rows among {', '.join(figure3.LAYERS_COMPARED)}, got {', '.join(unknown)}.")
-    chosen = [row for row in figure3.rows(_list("delays", delays), control=control) if row.study.layer in wanted]
+    chosen = [
+        row for row in figure3.rows(list_of_numbers("delays", delays), control=control) if row.study.layer in wanted
+    ]
     if not chosen:
         raise UsageError("expected no --rows with --control, because the control is a Clockwork alone.")
-    found = _run(chosen, out, study_task, trials, steps, seeds, device, group_size, fresh)
+    found = _run(chosen, out, study_task, trials, steps, seeds, device, group_size, only, fresh)
     table = Table("row", "best validation error %", "solved", "beside the paper", box=None, pad_edge=False)
     for row, own in found:
         result = figure3.outcome(row, own)
@@ -315,12 +322,6 @@ def report_command(
     write_page(folders, out)
 
 
-def _list(name: str, text: str) -> list[int]:
-    """Return the numbers in a flag, each once."""
-    found = numbers(name, text)
-    return list(dict.fromkeys(found)) if isinstance(found, list) else [found]
-
-
 def _words(text: str | None) -> list[str]:
     """Return the words in a flag, each once."""
     return list(dict.fromkeys(word.strip() for word in (text or "").split(",") if word.strip()))
@@ -335,6 +336,7 @@ def _run(
     seeds: str,
     device: str,
     group_size: int | None,
+    only: str | None,
     fresh: bool,
 ) -> list[tuple[Row, list[SeedRun]]]:
     """Run what is missing of some rows, watched."""
@@ -342,12 +344,13 @@ def _run(
         return run_rows(
             rows,
             out,
-            _list("seeds", seeds),
+            list_of_numbers("seeds", seeds),
             task_of,
             trials=trials,
             steps=steps,
             device=device,
             group_size=group_size,
+            only=None if only is None else list_of_numbers("only", only),
             fresh=fresh,
             say=show.line,
             report=show.step,

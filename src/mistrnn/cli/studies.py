@@ -30,6 +30,7 @@ from mistrnn.cli._flags import (
     Length,
     NodeData,
     NumLayers,
+    Only,
     OptimizerName,
     Out,
     Periods,
@@ -44,6 +45,7 @@ from mistrnn.cli._flags import (
     ValidateEvery,
     WeightDecay,
     Workers,
+    list_of_numbers,
     numbers,
 )
 from mistrnn.cli._page import write_page
@@ -98,6 +100,7 @@ def sweep(
     gradients_every: GradientsEvery = None,
     early_stop: EarlyStop = None,
     group_size: GroupSize = None,
+    only: Only = None,
     engine: EngineName = "embedded",
     address: Address = None,
     workers: Workers = None,
@@ -143,7 +146,7 @@ def train(
     fresh: Fresh = False,
 ) -> None:
     """Train one model with one learning rate: a study of one trial."""
-    given = {**locals(), "trials": 1, "group_size": None, "engine": "embedded"}
+    given = {**locals(), "trials": 1, "group_size": None, "only": None, "engine": "embedded"}
     _run_and_print(study_from(given), given)
 
 
@@ -287,6 +290,7 @@ def _run_and_print(study: Study, given: dict[str, Any]) -> None:
             device=given["device"],
             fresh=given["fresh"],
             group_size=given["group_size"],
+            only=None if given["only"] is None else list_of_numbers("only", given["only"]),
             report=show.step,
             say=show.line,
             stop=stop,

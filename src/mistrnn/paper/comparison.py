@@ -228,12 +228,13 @@ def run_rows(
     steps: int | None = None,
     device: str = "auto",
     group_size: int | None = None,
+    only: Sequence[int] | None = None,
     fresh: bool = False,
     say: Callable[[str], None] = lambda line: None,
     report: Callable[[Progress], None] = lambda progress: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[tuple[Row, list[SeedRun]]]:
-    """Run what is missing of the rows' studies, seed after seed, and return them all."""
+    """Run what is missing of the rows' studies, or `only` these trials of each, seed after seed, and return them all."""
     found: list[tuple[Row, list[SeedRun]]] = [(row, []) for row in rows]
     studies = {
         (row.key, seed): row.with_settings(seed, trials, steps) for row in rows for seed in seeds
@@ -250,6 +251,7 @@ def run_rows(
                 device=device,
                 fresh=fresh,
                 group_size=group_size,
+                only=only,
                 task=task,
                 say=say,
                 report=report,
