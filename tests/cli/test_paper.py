@@ -39,6 +39,9 @@ def test_table1_shortened_says_so_and_ends_with_a_page(mist: Mist, tmp_path: Pat
         "--steps",
         1,
     ]
+    status, out, _ = mist(*command, "--only", "1")
+    assert status == 0
+    assert "seed 0 has finished 1 of 2 trials" in re.sub(r"\s+", " ", out)
     status, out, err = mist(*command, "--seeds", "0,1")
     assert (status, err) == (0, "")
     row = r"^Simple RNN, 198 units +[\d.]+ ± [\d.]+ +-?\d.\d+ ± [\d.]+ +12.90 ± 0.80 +-2.27 ± 0.10 +not comparable: 2 trials"

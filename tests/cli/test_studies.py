@@ -55,6 +55,26 @@ def test_same_command_again_only_shows_and_a_changed_one_is_refused(mist: Mist, 
     assert (tmp_path / "trials.jsonl").read_bytes() != before
 
 
+def test_part_of_a_study_runs_now_and_the_rest_by_the_same_command(mist: Mist, tmp_path: Path) -> None:
+    command = ["sweep", "copy", *SMALL, "--trials", 4, "--out", tmp_path / "parts"]
+    status, out, _ = mist(*command, "--only", "3,1,3")
+    assert status == 0
+    assert sorted(re.findall(r"^(\d) +\d+\.\d{5} ", out, re.M)) == ["1", "3"]
+    assert "2 of 4 trials so far; the same command without --only runs the others." in out
+    status, out, _ = mist(*command)
+    assert status == 0
+    assert "so far" not in out
+    mist("sweep", "copy", *SMALL, "--trials", 4, "--out", tmp_path / "whole")
+    parts, whole = (
+        [json.loads(line) for line in (tmp_path / name / "trials.jsonl").read_text().splitlines()]
+        for name in ("parts", "whole")
+    )
+    assert [row["trial"] for row in parts] == [row["trial"] for row in whole] == [0, 1, 2, 3]
+    for mine, row in zip(parts, whole, strict=True):
+        assert (mine["learning_rate"], mine["group"], row["group"]) == (row["learning_rate"], 2, 4)
+        assert mine["val_error"] == pytest.approx(row["val_error"], abs=0.01)
+
+
 def test_train_is_a_study_of_one_trial_with_its_learning_rate(mist: Mist, tmp_path: Path) -> None:
     options = ["--optimizer", "adamw", "--schedule", "cosine", "--weight-decay", 0.01, "--truncate", 4, "--layer-norm"]
     status, out, _ = mist("train", "copy", *SMALL, "--learning-rate", 0.02, *options, "--out", tmp_path)
@@ -152,6 +172,8 @@ def test_permuted_mnist_runs_from_files(mist: Mist, tmp_path: Path) -> None:
         (["copy", "--delay", "100000000000"], "the data of copy would not fit into memory"),
         (["copy", "--hidden", "1000000"], "a trial of mist with 1000000 units would not fit into memory"),
         (["copy", "--group-size", "0"], "expected group_size >= 1, got 0."),
+        (["copy", "--only", "3,x"], "expected --only to be a number or a list such as 1,2,4, got '3,x'."),
+        (["copy", "--trials", "4", "--only", "3,4"], "expected trials between 0 and 3, got [4]."),
         (["copy", "--device", "abacus"], "expected device auto, cpu or cuda, got 'abacus'."),
         (["pmnist"], "pmnist: expected a data folder; give it with --data DIR, or get the files with: mist data mnist"),
         (["smnist", "--data", "nowhere"], "missing. Get it with: mist data mnist --dir nowhere"),

@@ -11,7 +11,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from mistrnn.kernels import choices, cuda
 from mistrnn.kernels._run import Plan
 from mistrnn.kernels.contract import INPUTS, Settings
-from mistrnn.training.group import _precision_on_gpu
+from mistrnn.kernels.products import at_precision, product
 
 DEVICE = torch.device("cuda:0")
 
@@ -61,20 +61,32 @@ def test_parts_follow_torchs_newer_switches_too() -> None:
         torch.get_float32_matmul_precision()
     assert cuda.parts_of(x) == 2
     assert cuda.parts_of(x[:, :1]) == 3
-    with _precision_on_gpu(is_high=False):
+    with at_precision("highest"):
         assert cuda.parts_of(x) == 3
     assert torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 @pytest.mark.usefixtures("switches")
-def test_a_study_sets_the_precision_and_puts_it_back() -> None:
+def test_the_precision_is_set_and_put_back() -> None:
     x = torch.zeros(2, 3, 1)
-    for is_high, parts in ((True, 2), (False, 3)):
+    for wanted, parts in (("high", 2), ("highest", 3)):
         for before in ("highest", "medium"):
             torch.set_float32_matmul_precision(before)
-            with _precision_on_gpu(is_high):
+            with at_precision(wanted):
                 assert cuda.parts_of(x) == parts
             assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.mark.usefixtures("switches")
+def test_a_product_of_few_inputs_has_all_bits_at_any_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, bmm = [], torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda a, b: asked.append(torch.get_float32_matmul_precision()) or bmm(a, b))
+    torch.set_float32_matmul_precision("high")
+    with FakeTensorMode():
+        for depth in (13, 33):
+            product(torch.empty(2, 5, depth, device=DEVICE), torch.empty(2, depth, 7, device=DEVICE))
+    assert asked == ["highest", "high"]
+    assert torch.get_float32_matmul_precision() == "high"
 
 
 @pytest.mark.parametrize(("hidden", "batch"), [(139, 100), (139, 360), (139, 530), (198, 300), (512, 133), (512, 1000)])

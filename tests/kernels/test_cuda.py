@@ -98,6 +98,18 @@ def test_few_sequences_in_one_block_keep_the_tolerance(
         assert broken(sized(name, hidden, input_size=1 + hidden % 2), steps, batch) == {}
 
 
+@every_fused_layer
+def test_few_inputs_are_multiplied_with_all_bits_at_high(name: str) -> None:
+    torch.set_float32_matmul_precision("high")
+    layer = sized(name, 40, input_size=13)
+    torch.nn.init.zeros_(layer.weight_hh_l0)  # the kernel's own product has 16 bits
+    found, exact = (
+        measure(layer, form, dtype, 1, 100)["output"]
+        for form, dtype in (("fused", torch.float32), ("plain", torch.float64))
+    )
+    assert relative_error(found, exact) < 1e-6
+
+
 @pytest.mark.parametrize("name", WIDE_CELLS)
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
 @pytest.mark.parametrize(("hidden", "batch", "steps"), [(128, 3, 2), (512, 100, 20), (256, 130, 9)])
@@ -233,7 +245,7 @@ def test_opcheck(name: str, everything: bool) -> None:
 def test_torch_compile_takes_a_layer_whole_and_its_batch_of_any_size(name: str) -> None:
     with seeded(0):
         layer = sized(name, 40).float().cuda()
-        inputs = [torch.randn(5, batch, 1, device="cuda") for batch in (3, 8, 360)]
+        inputs = [torch.randn(5, batch, layer.input_size, device="cuda") for batch in (3, 8, 360)]
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for x in inputs:
         output, found = layer(x)[0], compiled(x)[0]

@@ -337,6 +337,8 @@ def _print_trials(study: Study, rows: list[dict[str, Any]], data_note: str) -> N
             f"{study.layer} {study.hidden} on {study.task}: no trial was validated before it diverged ({summary.diverged} of "
             f"{summary.trials}, the first at step {first}); lower learning rates or a smaller --validate-every may help"
         )
+    if len(rows) < study.trials:
+        print(f"{len(rows)} of {study.trials} trials so far; the same command without --only runs the others.")
     if data_note:
         print(data_note)
 

@@ -30,7 +30,8 @@ from mistrnn.kernels._variant import (
 from mistrnn.kernels._wide import WideVariant
 from mistrnn.kernels.choices import capability_of, fitting
 from mistrnn.kernels.contract import CELLS, DIFFERENTIABLE, Inputs, Settings, is_wanted, there
-from mistrnn.kernels.outer import product, weight_gradient
+from mistrnn.kernels.outer import weight_gradient
+from mistrnn.kernels.products import precision, product
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -104,14 +105,7 @@ def _parts(dtype: torch.dtype, one_sequence: bool) -> int:
     if dtype != torch.float32 or torch.is_autocast_enabled("cuda"):
         return 1
     # A single sequence is a product by a vector, which torch never shortens.
-    return PARTS["highest" if one_sequence else _precision()]
-
-
-def _precision() -> str:
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:  # torch's newer switches are in use, and this one does not answer any more
-        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
+    return PARTS["highest" if one_sequence else precision()]
 
 
 def saved_shape(cell: str, inputs: Inputs, settings: Settings) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from mistrnn.kernels._outer import OuterVariant
 from mistrnn.kernels._run import Run, current, current_stream
 from mistrnn.kernels._variant import MAX_DELAYS
 from mistrnn.kernels.choices import capability_of, outer_choice, ranges_of
+from mistrnn.kernels.products import product
 
 
 class Operand(ctypes.Structure):
@@ -93,9 +94,3 @@ def load(variant: OuterVariant, device: torch.device) -> OuterKernel:
     with torch.cuda.device(device):
         torch.cuda.current_stream(device)
         return OuterKernel(variant)
-
-
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply matrix by matrix for each trial, in torch's own precision, whatever autocast says."""
-    with torch.autocast(a.device.type, enabled=False):
-        return torch.bmm(a, b)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from mistrnn.analysis.gradients import by_tau
+from mistrnn.kernels.products import at_precision
 from mistrnn.tasks import IGNORED, Split, Task
 from mistrnn.training.backpropagation import recomputed, truncated
 from mistrnn.training.capture import Captured
@@ -310,10 +311,10 @@ class Group:
     @contextmanager
     def _arithmetic(self) -> Iterator[None]:
         """Compute as the study's precision says, and leave torch's own setting as it was."""
-        is_high, on_gpu = self.study.precision == "high", self.device.type == "cuda"
+        study, kind = self.study, self.device.type
         with (
-            _precision_on_gpu(is_high) if on_gpu else nullcontext(),
-            torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.study.precision == "bf16"),
+            at_precision("high" if study.precision == "high" else "highest") if kind == "cuda" else nullcontext(),
+            torch.autocast(kind, dtype=torch.bfloat16, enabled=study.precision == "bf16"),
         ):
             yield
 
@@ -357,26 +358,6 @@ class Group:
             for (k, step), norms in zip(tensors["gradients_at"].tolist(), tensors["gradients"].cpu(), strict=True):
                 self.records[int(k)].gradients.append((int(step), norms))
         self._rates, self._order, self._captured = self._learning_rates(), None, {}
-
-
-@contextmanager
-def _precision_on_gpu(is_high: bool) -> Iterator[None]:
-    """Set torch's precision of float32 products inside, by the switch that the user has turned, if any."""
-    try:
-        before = torch.get_float32_matmul_precision()
-    except RuntimeError:  # one of torch's newer switches: they and this one cannot be mixed
-        newer = torch.backends.cuda.matmul
-        before, newer.fp32_precision = newer.fp32_precision, "tf32" if is_high else "ieee"
-        try:
-            yield
-        finally:
-            newer.fp32_precision = before
-        return
-    torch.set_float32_matmul_precision("high" if is_high else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def part_of(tensors: Tensors, rest: dict[str, Any], trials: Sequence[int]) -> tuple[Tensors, dict[str, Any]]:

@@ -1,0 +1,45 @@
+"""Torch's own products of float32 matrices on a GPU, and its precision of them: it has an older switch and a newer one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch import Tensor
+
+NARROW = 32
+"""So deep a product takes as long in float32 as in TF32, which has 11 bits: writing its result takes longer."""
+
+
+def precision() -> str:
+    """Return what torch's products have now: "highest", "high" or "medium"."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # the newer switch is in use, and the older one does not answer any more
+        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
+
+
+@contextmanager
+def at_precision(wanted: str) -> Iterator[None]:
+    """Give torch's products this precision inside, by the switch that the user has turned: the two cannot be mixed."""
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        newer = torch.backends.cuda.matmul
+        before, newer.fp32_precision = newer.fp32_precision, "ieee" if wanted == "highest" else "tf32"
+        try:
+            yield
+        finally:
+            newer.fp32_precision = before
+        return
+    torch.set_float32_matmul_precision(wanted)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:  # [E, N, K], [E, K, M] -> [E, N, M]
+    """Multiply matrix by matrix for each trial in torch's precision, or in float32 if that is free, whatever autocast says."""
+    shortened = a.dtype == torch.float32 and a.is_cuda and a.size(2) <= NARROW and precision() != "highest"
+    with torch.autocast(a.device.type, enabled=False), at_precision("highest") if shortened else nullcontext():
+        return torch.bmm(a, b)
