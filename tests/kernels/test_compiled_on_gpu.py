@@ -83,7 +83,7 @@ def test_a_product_of_few_inputs_has_all_bits_at_any_precision(monkeypatch: pyte
     monkeypatch.setattr(torch, "bmm", lambda a, b: asked.append(torch.get_float32_matmul_precision()) or bmm(a, b))
     torch.set_float32_matmul_precision("high")
     with FakeTensorMode():
-        for depth in (13, 33):
+        for depth in (16, 17):
             product(torch.empty(2, 5, depth, device=DEVICE), torch.empty(2, depth, 7, device=DEVICE))
     assert asked == ["highest", "high"]
     assert torch.get_float32_matmul_precision() == "high"

@@ -6,8 +6,8 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor
 
-NARROW = 32
-"""So deep a product takes as long in float32 as in TF32, which has 11 bits: writing its result takes longer."""
+NARROW = 16
+"""So deep a product takes hardly longer in float32 than in TF32, which has 11 bits: benchmarks/results/gpu.md."""
 
 
 def precision() -> str:
