@@ -1,4 +1,4 @@
-"""What the product of several inputs with weight_ih takes on the GPU, in TF32 and in float32: where kernels/products.py's NARROW is from.
+"""The product of several inputs with weight_ih on the GPU, in TF32 and in float32: whence NARROW in kernels/products.py.
 
     python benchmarks/inputs.py
 
