@@ -36,6 +36,8 @@ SOLVES: dict[str, dict[int, bool | None]] = {
 }
 """What the paper says in words; of 100 steps with RNN and LSTM only that it becomes harder."""
 
+STYLED = ("mist", "lstm", "clockwork", "rnn", "control")
+
 NOT_TOLD = Published(float("nan"), None)
 
 
@@ -54,6 +56,21 @@ def rows(delays: Sequence[int] = DELAYS, *, control: bool = False) -> list[Row]:
             label = f"{LAYERS[layer].__name__}, {hidden} units, delay {delay}"
             found.append(Row(f"copy-{delay}-{layer}{'-1024' if control else ''}", label, study, NOT_TOLD))
     return found
+
+
+def style_of(study: Study) -> int:
+    """Return which of the styles of lines a row has in pictures: the same with each delay."""
+    return STYLED.index("control" if study.hidden == CONTROL_UNITS else study.layer)
+
+
+def trivial_error() -> float:
+    """Return the error of always answering blank."""
+    return make_task("copy", {"delay": 10}).trivial_error
+
+
+def most_shown() -> float:
+    """Return the error at which pictures end: a trial that jumps higher is cut there."""
+    return 1.2 * trivial_error()
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mistrnn.analysis import clockwork_path_lengths, edges_of, shortest_path_lengths
 from mistrnn.layers import Clockwork, layer_class
+from mistrnn.report._thinning import thinned
 from mistrnn.report.collected import Found
 from mistrnn.tasks import TASKS
 
@@ -23,7 +24,10 @@ Chart = dict[str, Any]
 
 
 def chart(title: str, x: str, y: str, series: Iterable[Series], **options: Any) -> Chart:
-    """Return a chart; options are xLog, yLog (where it starts), and percent (how y is written)."""
+    """Return a chart; options are xLog, yLog (where it starts), percent (how y is written), and yTop (what is above is cut).
+
+    A series may name its `style`, a number; or else it is its place.
+    """
     return {"title": title, "x": x, "y": y, "series": list(series), **options}
 
 
@@ -32,16 +36,9 @@ def rounded(values: Iterable[float | int | None]) -> list[float | None]:
     return [None if v is None or not math.isfinite(v) else float(f"{v:.4g}") for v in values]
 
 
-def thinned(count: int) -> list[int]:
-    """Return which of so many points a line shows, the last among them."""
-    if count <= MOST_POINTS:
-        return list(range(count))
-    return sorted({round(k * (count - 1) / (MOST_POINTS - 1)) for k in range(MOST_POINTS)})
-
-
 def line(x: Sequence[float], y: Sequence[float], width: int = 2) -> dict[str, Any]:
     """Return a line through these points."""
-    shown = thinned(len(x))
+    shown = thinned(y, MOST_POINTS)
     return {"x": rounded(x[k] for k in shown), "y": rounded(y[k] for k in shown), "width": width}
 
 
@@ -96,7 +93,7 @@ def learning_curves(found: Found) -> Chart | None:
     shares = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
     band: dict[str, list[float | None]] = {"x": [], "low": [], "high": []}
     middle = []
-    for k in thinned(len(steps)):
+    for k in thinned(range(len(steps)), MOST_POINTS):
         errors = pieces[k][pieces[k].isfinite()]
         if len(errors):
             low, median, high = torch.quantile(errors, shares).tolist()

@@ -8,13 +8,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
-from mistrnn.paper.figure3 import CONTROL_UNITS, BestCurves
+from mistrnn.paper.figure3 import BestCurves, most_shown, style_of, trivial_error
 from mistrnn.report._files import STYLES, save_figure
-from mistrnn.tasks import make_task
+from mistrnn.report._thinning import thinned
 
-STYLE_OF = dict(zip(("mist", "lstm", "clockwork", "rnn", "control"), STYLES, strict=False))
 MOST_POINTS = 500
-"""Of a curve: of longer ones every second point, or third, … and the last."""
+"""Of a curve."""
 
 
 def draw_figure3(rows: Sequence[BestCurves], folder: Path) -> list[Path]:
@@ -46,21 +45,21 @@ def draw_figure3(rows: Sequence[BestCurves], folder: Path) -> list[Path]:
 
 
 def _draw(axes: Axes, delay: int, rows: Sequence[BestCurves]) -> None:
-    trivial = make_task("copy", {"delay": 10}).trivial_error
+    trivial = trivial_error()
     axes.axhline(trivial, color="0.5", linewidth=1)
     axes.annotate(
         "always blank", (1.0, trivial), xycoords=("axes fraction", "data"), ha="right", va="bottom",
         fontsize=8, color="0.35", xytext=(-2, 2), textcoords="offset points",
     )  # fmt: skip
     for row in rows:
-        colour, style = STYLE_OF["control" if row.study.hidden == CONTROL_UNITS else row.study.layer]
+        colour, style = STYLES[style_of(row.study)]
         label: str | None = f"{row.label}: {row.solved} of {row.trials} solved"
         for curve in row.curves:
             steps, errors = zip(*_thinned(curve.points), strict=True)
             axes.plot(steps, errors, color=colour, linestyle=style, linewidth=1.2, alpha=0.8, label=label)
             label = None
     axes.set(xlabel="optimisation steps", ylabel="validation error", title=f"Copy delay {delay}")
-    axes.set_ylim(-0.002, 1.2 * trivial)
+    axes.set_ylim(-0.002, most_shown())
     axes.set_xlim(0, max(row.study.total_steps for row in rows))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -70,6 +69,4 @@ def _draw(axes: Axes, delay: int, rows: Sequence[BestCurves]) -> None:
 
 def _thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     """Return so many points of a curve as are drawn."""
-    every = ceil(len(points) / MOST_POINTS)
-    kept = list(points[::every])
-    return kept if kept[-1] == points[-1] else [*kept, points[-1]]
+    return [points[k] for k in thinned([error for _, error in points], MOST_POINTS)]

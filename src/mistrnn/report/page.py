@@ -26,6 +26,8 @@ from mistrnn.training import plus_minus
 
 PARTS = Path(__file__).parent / "template"
 NOTHING = "\N{EN DASH}"
+COLOURS = 8
+"""Of a chart's series, before they repeat with other dashes."""
 
 
 @dataclass(frozen=True)
@@ -200,13 +202,19 @@ def _comparison_cells(result: Comparison, anchors: dict[int, str]) -> list[Cell]
         Cell(row.label, row.label, each[0][1]),
         Cell(percent(*result.ours) if result.ours else NOTHING, result.ours[0] if result.ours else None),
         Cell(percent(published.error, published.deviation), published.error),
-        Cell(f"{100 * result.difference:+.2f}" if result.difference is not None else NOTHING, result.difference),
+        Cell(_signed(result.difference), result.difference),
         Cell(result.verdict, result.verdict),
         Cell(plus_minus(*rate, 2) if rate else NOTHING, rate[0] if rate else None),
         Cell(plus_minus(*their_rate, 2) if their_rate else NOTHING, their_rate[0] if their_rate else None),
         Cell("", None, parts=each),
         Cell(f"{diverged} of {sum(len(seed.trials) for seed in result.seeds)}", diverged),
     ]
+
+
+def _signed(difference: float | None) -> str:
+    if difference is None:
+        return NOTHING
+    return f"{round(100 * difference, 2) + 0.0:+.2f}"  # never -0.00
 
 
 def _figure3(found: Sequence[Found], names: dict[int, str]) -> dict[str, Any] | None:
@@ -229,15 +237,22 @@ def _figure3(found: Sequence[Found], names: dict[int, str]) -> dict[str, Any] | 
                     Cell(result.verdict, result.verdict),
                 ]
             )
-            for one, run in own:
+            for k, (one, run) in enumerate(own):
                 lines = charts.trial_lines(one, one.summary.top[: figure3.TOP])
                 if lines:
                     label = name if len(own) == 1 else f"{name}, seed {run.study.seed}"
-                    series.append({"name": label, "lines": lines})
+                    # Further seeds have the same colour, and other dashes.
+                    style = figure3.style_of(one.study) + COLOURS * k
+                    series.append({"name": label, "lines": lines, "style": style})
         if series:
             pictures.append(
                 charts.chart(
-                    f"Delay {delay}: the top 10%", "optimisation steps", "validation error", series, percent=True
+                    f"Delay {delay}: the top 10%",
+                    "optimisation steps",
+                    "validation error",
+                    series,
+                    percent=True,
+                    yTop=figure3.most_shown(),
                 )
             )
     if not rows:
@@ -250,7 +265,7 @@ def _figure3(found: Sequence[Found], names: dict[int, str]) -> dict[str, Any] | 
 def _tasks(found: Sequence[Found], names: dict[int, str]) -> Iterable[dict[str, Any]]:
     """Give the studies by task, each task with a table and the best curves in one chart."""
     groups: dict[str, list[Found]] = {}
-    for one in found:
+    for one in sorted(found, key=_task_order):
         settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in one.study.task_settings.items())
         groups.setdefault(one.study.task + (f", {settings}" if settings else ""), []).append(one)
     for name, own in groups.items():
@@ -273,6 +288,14 @@ def _tasks(found: Sequence[Found], names: dict[int, str]) -> Iterable[dict[str, 
             "table": Table("Every study of this task; the name leads to its trials and settings.", columns, rows),
             "charts": _some(charts.overview("Top 10% of trials, mean validation error", shown)),
         }
+
+
+def _task_order(found: Found) -> tuple[str, list[tuple[str, float, str]]]:
+    """Return where a study's task stands among others: settings by their size, if they are numbers."""
+    settings = sorted(found.study.task_settings.items())
+    return found.study.task, [
+        (name, value if isinstance(value, int | float) else 0.0, str(value)) for name, value in settings
+    ]
 
 
 def _study_cells(found: Found, anchor: str) -> list[Cell]:

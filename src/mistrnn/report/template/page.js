@@ -57,7 +57,9 @@ function marker(parent, index, x, y, attributes) {
 function draw(figure) {
   const spec = JSON.parse(figure.querySelector("script").textContent);
   const state = { hidden: new Set(), xLog: Boolean(spec.xLog), yLog: Boolean(spec.yLog), at: -1 };
-  const colour = (k) => `var(--s${k % 8})`;
+  const style = (k) => spec.series[k].style ?? k;
+  const colour = (k) => `var(--s${style(k) % 8})`;
+  const top = spec.yTop ?? Infinity;
   const points = (series, k) => [
     ...(series.lines || []).flatMap((l) => l.x.map((x, i) => ({ x, y: l.y[i], name: l.label ? `${series.name}: ${l.label}` : series.name, k }))),
     ...(series.points || []).map((p) => ({ x: p.x, y: p.y, name: p.label || series.name, without: p.without, k })),
@@ -80,13 +82,14 @@ function draw(figure) {
     const everything = visible.flatMap(([s, k]) => points(s, k)).filter((p) => usable(p.x, false) && usable(p.y, false));
     const all = everything.filter((p) => usable(p.x, state.xLog) && usable(p.y, state.yLog));
     const lost = everything.length - all.length;
-    tip.textContent = lost ? `${lost} value${lost > 1 ? "s" : ""} of 0 or less cannot stand on a logarithmic scale` : "";
+    const cut = all.filter((p) => p.y > top).length;
+    tip.textContent = cut ? `${cut} value${cut > 1 ? "s" : ""} above ${shown(top, spec.percent)} ${cut > 1 ? "are" : "is"} drawn at the edge` : lost ? `${lost} value${lost > 1 ? "s" : ""} of 0 or less cannot stand on a logarithmic scale` : "";
     seen = [];
     if (!all.length) {
       make("text", { x: width / 2, y: height / 2, "text-anchor": "middle", text: "nothing to show" }, svg);
       return;
     }
-    const y = scale(all.map((p) => p.y), height - edge.bottom, edge.top, state.yLog);
+    const y = scale(all.map((p) => Math.min(p.y, top)), height - edge.bottom, edge.top, state.yLog);
     // Long numbers get more room, before anything is placed.
     edge.left = 28 + 7 * Math.max(4, ...y.ticks.map((t) => shown(t, spec.percent).length));
     const x = scale(all.map((p) => p.x), edge.left, width - edge.right, state.xLog);
@@ -112,19 +115,19 @@ function draw(figure) {
         let path = "", pen = "M", count = 0;
         l.x.forEach((v, i) => {
           if (!usable(v, state.xLog) || !usable(l.y[i], state.yLog)) { pen = "M"; return; }
-          path += `${pen}${x.place(v).toFixed(1)} ${y.place(l.y[i]).toFixed(1)}`, pen = "L", count++;
+          path += `${pen}${x.place(v).toFixed(1)} ${inside(y.place(l.y[i])).toFixed(1)}`, pen = "L", count++;
         });
         if (count === 1) {
           const [px, py] = path.slice(1).split(" ").map(Number);
           marker(svg, k, px, py, { fill: colour(k) });
           continue;
         }
-        make("path", { d: path, fill: "none", stroke: colour(k), "stroke-width": l.width === 1 ? 1.3 : 2.4, "stroke-dasharray": dash(k) }, svg);
+        make("path", { d: path, fill: "none", stroke: colour(k), "stroke-width": l.width === 1 ? 1.3 : 2.4, "stroke-dasharray": dash(style(k)) }, svg);
       }
       for (const p of series.points || [])
-        if (usable(p.x, state.xLog) && usable(p.y, state.yLog)) marker(svg, k, x.place(p.x), y.place(p.y), { fill: colour(k) });
+        if (usable(p.x, state.xLog) && usable(p.y, state.yLog)) marker(svg, k, x.place(p.x), inside(y.place(p.y)), { fill: colour(k) });
     }
-    seen = all.map((p) => ({ ...p, px: x.place(p.x), py: y.place(p.y) })).sort((a, b) => a.k - b.k || a.px - b.px);
+    seen = all.map((p) => ({ ...p, px: x.place(p.x), py: inside(y.place(p.y)) })).sort((a, b) => a.k - b.k || a.px - b.px);
   }
 
   function tell(point) {
@@ -163,7 +166,7 @@ function draw(figure) {
     const button = make("button", { type: "button", "aria-pressed": "true" }, make("li", {}, legend));
     const sample = make("svg", { viewBox: "0 0 36 12", "aria-hidden": "true" }, button);
     if (series.points) marker(sample, k, 18, 6, { fill: colour(k) });
-    else make("line", { x1: 1, x2: 35, y1: 6, y2: 6, stroke: colour(k), "stroke-width": 3, "stroke-dasharray": dash(k) }, sample);
+    else make("line", { x1: 1, x2: 35, y1: 6, y2: 6, stroke: colour(k), "stroke-width": 3, "stroke-dasharray": dash(style(k)) }, sample);
     button.append(series.name);
     button.addEventListener("click", () => {
       const hide = !state.hidden.has(k);
