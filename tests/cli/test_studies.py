@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from mistrnn import __main__, __version__
+from mistrnn.training.provenance import code_digest
 from tests.cli.command import SMALL, Mist
 from tests.tasks.idx_files import write_mnist
 
@@ -209,7 +210,7 @@ def test_tasks_layers_and_version_are_listed(mist: Mist) -> None:
     out = mist("layers")[1]
     for word in ("mist", "narx", "clockwork", "rnn", "lstm", "gru", "a learned mixture"):
         assert word in out
-    assert mist("--version")[1] == f"mistrnn {__version__}\n"
+    assert mist("--version")[1] == f"mistrnn {__version__}, code {code_digest()}\n"
 
 
 def test_report_is_written_about_any_folder_and_names_what_is_broken(mist: Mist, tmp_path: Path) -> None:

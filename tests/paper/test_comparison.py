@@ -176,6 +176,12 @@ def test_a_seed_counts_once_and_a_lost_one_is_named() -> None:
     assert len(twice.seeds) == 1
     assert twice.seeds[0].finished == 50
     assert twice.verdict == "not comparable: seed 0 is there 3 times, and one is counted"
+    other = seed_run(0.06, other={"precision": "fp32"})
+    for both in ([other, seed_run(0.055)], [seed_run(0.055), other]):
+        result = table1.comparison(MIST, both)
+        assert result.verdict == "not comparable: seed 0 is there 2 times, and the one in high is counted"
+        assert result.ours is not None
+        assert result.ours[0] == pytest.approx(0.055)
     lost = SeedRun(MIST.with_settings(1, None, None), trials([None] * 50), PUBLISHED)
     assert table1.comparison(MIST, [seed_run(0.055), lost]).verdict == "not comparable: all trials of seed 1 diverged"
     mixed = table1.comparison(MIST, [seed_run(0.055), seed_run(0.9, seed=1, steps=10)])

@@ -14,6 +14,7 @@ from hypothesis import strategies
 
 from mistrnn.errors import UsageError
 from mistrnn.training import Study
+from mistrnn.training.provenance import code_digest
 from mistrnn.training.store import Store
 
 STUDY = Study(task="copy", layer="mist", hidden=8, trials=2, steps=5, task_settings={"delay": 10})
@@ -254,3 +255,17 @@ def test_study_says_what_made_it(tmp_path: Path) -> None:
         about = json.loads((tmp_path / "study.json").read_text())["about"]
     assert about["torch"] == torch.__version__
     assert about["began"].startswith("20")
+    assert about["code"] == code_digest()
+
+
+def test_code_is_known_by_its_sources_wherever_it_lies(tmp_path: Path) -> None:
+    def digest(place: str, **files: str) -> str:
+        for name, text in files.items():
+            path = tmp_path / place / "kernels" / name.replace("_", ".")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return code_digest(tmp_path / place)
+
+    first = digest("a", a_py="1", b_cuh="2")
+    assert digest("b", a_py="1", b_cuh="2", compiled_so="x") == first
+    assert len({first, digest("c", a_py="1", b_cuh="3"), digest("d", a_py="1", c_cuh="2")}) == 3

@@ -10,6 +10,7 @@ from rich.console import Console
 from mistrnn import __version__
 from mistrnn.errors import UsageError
 from mistrnn.training.processes import leave
+from mistrnn.training.provenance import code_digest
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -76,7 +77,7 @@ def _write_failure(output: TextIO | None, ending: BaseException) -> OSError | No
 def version(value: bool) -> None:
     """Print the version and leave."""
     if value:
-        print(f"mistrnn {__version__}")
+        print(f"mistrnn {__version__}, code {code_digest()}")
         raise typer.Exit
 
 

@@ -110,7 +110,7 @@ class Comparison:
 
 def compare(row: Row, seeds: Iterable[SeedRun], published_data: str | None = None) -> Comparison:
     """Return a row with its seeds pooled and its verdict; published_data is how the paper's data identifies itself."""
-    kept, reasons = one_of_each_seed(seeds)
+    kept, reasons = one_of_each_seed(row.study, seeds)
     if not any(seed.summary.top for seed in kept):
         return Comparison(row, kept, None, None, NOT_COMPARABLE, ("no trial has been validated",))
     for seed in kept:
@@ -143,16 +143,23 @@ def words_of(kind: str, difference: float) -> str:
     return f"{kind} the published spread, {100 * abs(difference):.2f} points {'lower' if difference < 0 else 'higher'}"
 
 
-def one_of_each_seed(seeds: Iterable[SeedRun]) -> tuple[tuple[SeedRun, ...], list[str]]:
+def one_of_each_seed(paper: Study, seeds: Iterable[SeedRun]) -> tuple[tuple[SeedRun, ...], list[str]]:
     """Return one run of each seed, the one with most trials, and a word about the others: they are no new evidence."""
     by_seed: dict[int, list[SeedRun]] = {}
     for run in seeds:
         by_seed.setdefault(run.study.seed, []).append(run)
-    kept = tuple(max(by_seed[seed], key=lambda run: (run.finished, run.study.total_steps)) for seed in sorted(by_seed))
-    words = [
-        f"seed {seed} is there {len(runs)} times, and one is counted" for seed, runs in by_seed.items() if len(runs) > 1
-    ]
-    return kept, words
+
+    def rank(run: SeedRun) -> tuple[int, int, bool]:
+        return run.finished, run.study.total_steps, run.study.precision == paper.precision
+
+    kept = {seed: max(by_seed[seed], key=rank) for seed in sorted(by_seed)}
+    words = []
+    for seed, runs in by_seed.items():
+        if len(runs) > 1:
+            precisions = {run.study.precision for run in runs}
+            which = f"the one in {kept[seed].study.precision}" if len(precisions) > 1 else "one"
+            words.append(f"seed {seed} is there {len(runs)} times, and {which} is counted")
+    return tuple(kept.values()), words
 
 
 def differences(paper: Study, run: SeedRun) -> list[str]:

@@ -90,7 +90,7 @@ def outcome(row: Row, seeds: Sequence[SeedRun]) -> Outcome:
 
     That nobody solves it is a verdict only of whole runs; that somebody does, of shortened ones, too, which it then says.
     """
-    kept, reasons = one_of_each_seed(seeds)
+    kept, reasons = one_of_each_seed(row.study, seeds)
     for run in kept:
         reasons += differences(row.study, run)
     errors = [trial["val_error"] for run in kept for trial in run.trials if trial["val_error"] is not None]

@@ -11,9 +11,7 @@ checkpoint-000.safetensors     a group that is running or has crashed, by its fi
 
 import errno
 import json
-import platform
 import re
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,9 +21,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from mistrnn import __version__
 from mistrnn.errors import UsageError
 from mistrnn.files import LOCK
+from mistrnn.training.provenance import about_this_run
 from mistrnn.training.recorded import COLUMNS, FORMAT, Recorded
 from mistrnn.training.study import Study
 
@@ -86,13 +84,7 @@ class Store(Recorded):
     def _settle(self, study: Study, data_identity: str | None) -> None:
         """Write the settings, or make sure that they are those of the study that is there."""
         if not self._exists("study.json"):
-            about = {"mistrnn": __version__, "torch": torch.__version__, "python": platform.python_version()}
-            about |= {
-                "machine": platform.machine(),
-                "system": platform.system(),
-                "began": time.strftime("%Y-%m-%d %H:%M:%S%z"),
-            }
-            settings = {"format": FORMAT, "settings": study.as_dict(), "data": data_identity, "about": about}
+            settings = {"format": FORMAT, "settings": study.as_dict(), "data": data_identity, "about": about_this_run()}
             self._write("study.json", (json.dumps(settings, indent=2) + "\n").encode())
             return
         stored = self.settings()
