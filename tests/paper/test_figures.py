@@ -11,6 +11,7 @@ from mistrnn.report import draw_figure2, draw_figure3
 from mistrnn.report.figure3 import MOST_POINTS
 from mistrnn.tasks import make_task
 from mistrnn.training import Recorded, Study, study_task
+from mistrnn.training.store import Store
 from tests.tasks.idx_files import write_mnist
 
 
@@ -86,6 +87,7 @@ def test_figure3_shows_the_best_curves_of_each_seed_and_counts_all_that_are_solv
     monkeypatch.setattr(figure3, "SOLVED", sorted(errors)[2])
     (shown,) = figure3.best_curves(tmp_path)
     assert (shown.delay, shown.label, shown.solved, shown.trials) == (10, "RNN, 203 units", 2, 6)
+    assert shown.solved_to_the_end <= shown.solved
     assert [curve.seed for curve in shown.curves] == [0, 1]
     for curve in shown.curves:
         recorded = Recorded(tmp_path / f"copy-10-rnn-seed-{curve.seed}")
@@ -100,11 +102,30 @@ def test_figure3_shows_the_best_curves_of_each_seed_and_counts_all_that_are_solv
     assert len(points) == 4
 
 
+def test_figure3_tells_trials_that_stay_solved_from_those_that_do_not(tmp_path: Path) -> None:
+    study = Study(task="copy", layer="mist", hidden=4, trials=4, steps=50, task_settings={"delay": 10})
+    errors = {0: (0.0, 0.0005), 1: (0.0, 0.05), 2: (0.07, 0.06), 3: (0.0002, 0.0)}
+    rows = [
+        {"trial": trial, "status": "ok", "learning_rate": 0.1, "val_error": min(pair), "test_error": 0.0}
+        for trial, pair in errors.items()
+    ]
+    rows[3]["status"] = "diverged"
+    curves = {trial: [(25, 1.0, first), (50, 1.0, last)] for trial, (first, last) in errors.items()}
+    with Store(tmp_path / "copy-10-mist-seed-0", study) as store:
+        store.finish(rows, curves, {})
+    (shown,) = figure3.best_curves(tmp_path)
+    assert (shown.solved, shown.solved_to_the_end, shown.trials) == (3, 1, 4)
+    svg = draw_figure3([shown], tmp_path)[0].read_text()
+    assert "MIST, 4 units: 3 of 4 solved, 1 to the end" in svg
+    assert "up to 5 of each row and seed; 50 of the paper's 100,000 steps" in svg
+    assert "are cut" not in svg
+
+
 def test_figure3_draws_long_curves_with_fewer_points_and_their_last_one(tmp_path: Path) -> None:
     control = figure3.rows([50], control=True)[0].study
     peak = 25 * 777
     points = tuple((25 * k, 0.9 if 25 * k == peak else 0.05) for k in range(1, 2 * MOST_POINTS + 3))
-    row = figure3.BestCurves(control, (figure3.Curve(0, 7, points),), solved=0, trials=50)
+    row = figure3.BestCurves(control, (figure3.Curve(0, 7, points),), solved=0, solved_to_the_end=0, trials=50)
     _, *lines = draw_figure3([row], tmp_path)[2].read_text().splitlines()
     steps = [int(line.split(",")[5]) for line in lines]
     assert MOST_POINTS / 3 < len(steps) <= MOST_POINTS
@@ -121,5 +142,7 @@ def test_figure3_of_three_delays_leaves_the_fourth_panel_empty(tmp_path: Path, m
 
     monkeypatch.setattr("mistrnn.report.figure3.save_figure", look)
     curve = figure3.Curve(0, 1, ((25, 0.05), (50, 0.04)))
-    draw_figure3([figure3.BestCurves(row.study, (curve,), 0, 1) for row in figure3.rows([50, 100, 200])[::4]], tmp_path)
+    draw_figure3(
+        [figure3.BestCurves(row.study, (curve,), 0, 0, 1) for row in figure3.rows([50, 100, 200])[::4]], tmp_path
+    )
     assert drawn == [[True, True, True, False]]

@@ -132,6 +132,9 @@ class BestCurves:
     study: Study
     curves: tuple[Curve, ...]
     solved: int
+    """At any validation: a trial's parameters are those of its best one."""
+    solved_to_the_end: int
+    """At the last validation, too."""
     trials: int
 
     @property
@@ -158,13 +161,15 @@ def best_curves(folder: Path) -> list[BestCurves]:
 
 
 def _best_curves(seeds: Sequence[Recorded]) -> BestCurves:
-    curves, errors = [], []
+    curves, errors, last = [], [], []
     for recorded in seeds:
         trials, columns = recorded.trials(), recorded.curves()
         errors += [trial["val_error"] for trial in trials]
+        by_trial = dict(zip(columns["trial"].tolist(), columns["val_error"].tolist(), strict=True))  # in order of steps
+        last += [by_trial[trial["trial"]] for trial in trials if trial["status"] == "ok" and trial["trial"] in by_trial]
         for best in summarise(trials).top[:TOP]:
             own = columns["trial"] == best
             points = zip(columns["step"][own].tolist(), columns["val_error"][own].tolist(), strict=True)
             curves.append(Curve(recorded.study().seed, best, tuple(points)))
     solved = sum(error is not None and error < SOLVED for error in errors)
-    return BestCurves(seeds[0].study(), tuple(curves), solved, len(errors))
+    return BestCurves(seeds[0].study(), tuple(curves), solved, sum(error < SOLVED for error in last), len(errors))

@@ -8,9 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
-from mistrnn.paper.figure3 import BestCurves, most_shown, style_of, trivial_error
+from mistrnn.paper.figure3 import TOP, BestCurves, most_shown, style_of, trivial_error
 from mistrnn.report._files import STYLES, save_figure
 from mistrnn.report._thinning import thinned
+from mistrnn.tasks import TASKS
 
 MOST_POINTS = 500
 """Of a curve."""
@@ -27,6 +28,7 @@ def draw_figure3(rows: Sequence[BestCurves], folder: Path) -> list[Path]:
         _draw(panel, delay, [row for row in rows if row.delay == delay])
     for panel in panels[len(delays) :]:
         panel.axis("off")
+    figure.suptitle(_what_is_shown(rows), fontsize=9)
     points = [
         {
             "delay": row.delay,
@@ -44,6 +46,17 @@ def draw_figure3(rows: Sequence[BestCurves], folder: Path) -> list[Path]:
     return save_figure(figure, folder, "figure3", points)
 
 
+def _what_is_shown(rows: Sequence[BestCurves]) -> str:
+    """Return what the lines are, and what the picture leaves out."""
+    steps, whole = max(row.study.total_steps for row in rows), TASKS["copy"].default_steps
+    cut = any(error > most_shown() for row in rows for curve in row.curves for _, error in curve.points)
+    return (
+        f"The best trials by validation error, up to {TOP} of each row and seed"
+        + (f"; {steps:,} of the paper's {whole:,} steps" if steps < whole else "")
+        + (f"; errors above {most_shown():.0%} are cut" if cut else "")
+    )
+
+
 def _draw(axes: Axes, delay: int, rows: Sequence[BestCurves]) -> None:
     trivial = trivial_error()
     axes.axhline(trivial, color="0.5", linewidth=1)
@@ -53,7 +66,8 @@ def _draw(axes: Axes, delay: int, rows: Sequence[BestCurves]) -> None:
     )  # fmt: skip
     for row in rows:
         colour, style = STYLES[style_of(row.study)]
-        label: str | None = f"{row.label}: {row.solved} of {row.trials} solved"
+        kept = f", {row.solved_to_the_end} to the end" if row.solved else ""
+        label: str | None = f"{row.label}: {row.solved} of {row.trials} solved{kept}"
         for curve in row.curves:
             steps, errors = zip(*_thinned(curve.points), strict=True)
             axes.plot(steps, errors, color=colour, linestyle=style, linewidth=1.2, alpha=0.8, label=label)
