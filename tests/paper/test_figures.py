@@ -13,6 +13,7 @@ from mistrnn.tasks import make_task
 from mistrnn.training import Recorded, Study, study_task
 from mistrnn.training.store import Store
 from tests.tasks.idx_files import write_mnist
+from tests.training.test_store import ROW
 
 
 def test_figure1_holds_every_connection_and_a_shortest_path() -> None:
@@ -105,10 +106,7 @@ def test_figure3_shows_the_best_curves_of_each_seed_and_counts_all_that_are_solv
 def test_figure3_tells_trials_that_stay_solved_from_those_that_do_not(tmp_path: Path) -> None:
     study = Study(task="copy", layer="mist", hidden=4, trials=4, steps=50, task_settings={"delay": 10})
     errors = {0: (0.0, 0.0005), 1: (0.0, 0.05), 2: (0.07, 0.06), 3: (0.0002, 0.0)}
-    rows = [
-        {"trial": trial, "status": "ok", "learning_rate": 0.1, "val_error": min(pair), "test_error": 0.0}
-        for trial, pair in errors.items()
-    ]
+    rows = [{**ROW, "trial": trial, "val_error": min(pair)} for trial, pair in errors.items()]
     rows[3]["status"] = "diverged"
     curves = {trial: [(25, 1.0, first), (50, 1.0, last)] for trial, (first, last) in errors.items()}
     with Store(tmp_path / "copy-10-mist-seed-0", study) as store:
