@@ -2,7 +2,8 @@
 
 Early cue is generated: noise of 600 steps, a little higher or lower in its first 10, which must be remembered to the end.
 BasicMotions (6 channels), JapaneseVowels (12 channels, unequal lengths) and ACSF1 (1,460 steps) come inside aeon. Trained on
-their training part, tested once on their test part, for several random states; nothing is chosen by what the test part says.
+their training part, tested once on their test part, for several random states; nothing is chosen by what their test parts
+say. (The default's patience was by early cues of several lengths, test cases among them: results/classification.)
 aeon's deep classifiers need tensorflow; without it they are left out, and the table says so.
 """
 

@@ -87,7 +87,7 @@ def test_figure3_shows_the_best_curves_of_each_seed_and_counts_all_that_are_solv
     ]
     monkeypatch.setattr(figure3, "SOLVED", sorted(errors)[2])
     (shown,) = figure3.best_curves(tmp_path)
-    assert (shown.delay, shown.label, shown.solved, shown.trials) == (10, "RNN, 203 units", 2, 6)
+    assert (shown.delay, shown.label, shown.solved, shown.trials) == (10, "RNN 203", 2, 6)
     assert shown.solved_to_the_end <= shown.solved
     assert [curve.seed for curve in shown.curves] == [0, 1]
     for curve in shown.curves:
@@ -114,7 +114,7 @@ def test_figure3_tells_trials_that_stay_solved_from_those_that_do_not(tmp_path: 
     (shown,) = figure3.best_curves(tmp_path)
     assert (shown.solved, shown.solved_to_the_end, shown.trials) == (3, 1, 4)
     svg = draw_figure3([shown], tmp_path)[0].read_text()
-    assert "MIST, 4 units: 3 of 4 solved, 1 to the end" in svg
+    assert "MIST 4: 3 of 4 solved, 1 to the end" in svg
     assert "up to 5 of each row and seed; 50 of the paper's 100,000 steps" in svg
     assert "are cut" not in svg
 

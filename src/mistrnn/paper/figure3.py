@@ -4,8 +4,8 @@ The paper shows curves and says who learns a solution: with a delay of 50 all bu
 LSTM become unable to, and MIST stays able; Clockwork fails at all of them, and with 1024 units solves a delay of 50 only.
 Here a trial has solved it when its validation error comes below 0.001; always answering blank has 0.0833.
 
-Hardware and time: 50 trials of 10,000 steps take 1 to 7 minutes on an NVIDIA H200, the paper's 100,000 steps ten times as long;
-on 2 CPU cores shorten it: `--delays 50 --trials 4 --steps 200`.
+Hardware and time: 50 trials of 10,000 steps take half a minute to 6 minutes on an NVIDIA H200, the paper's 100,000 steps ten
+times as long; on 2 CPU cores shorten it: `--delays 50 --trials 4 --steps 200`.
 """
 
 from collections.abc import Sequence
@@ -144,8 +144,8 @@ class BestCurves:
 
     @property
     def label(self) -> str:
-        """The layer's name and size."""
-        return f"{LAYERS[self.study.layer].__name__}, {self.study.hidden} units"
+        """The layer's name and units."""
+        return f"{LAYERS[self.study.layer].__name__} {self.study.hidden}"
 
 
 def best_curves(folder: Path) -> list[BestCurves]:

@@ -1,6 +1,6 @@
 """Table 1: sequential permuted MNIST, test error of the top 5 of 50 trials by validation error.
 
-Hardware and time: one row of 42,000 to 80,000 parameters takes 4 to 9 minutes on one NVIDIA H200, the rows with 512 units an
+Hardware and time: one row of 40,000 to 80,000 parameters takes 4 to 9 minutes on one NVIDIA H200, the rows with 512 units an
 hour or so; on 2 CPU cores a row takes days, so shorten it there: `--rows mist-139,lstm-100 --trials 4 --steps 30`. Expect the
 published errors within half a percent or so from seed to seed.
 """
