@@ -4,6 +4,7 @@ import json
 import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +291,44 @@ def test_no_two_series_look_alike(browser: Any, tmp_path: Path) -> None:
     looks = lines.evaluate_all("all => all.map(l => l.getAttribute('stroke') + l.getAttribute('stroke-dasharray'))")
     assert len(looks) == 14
     assert len(set(looks)) == 14
+    found.page.close()
+
+
+def test_a_layer_looks_the_same_with_each_delay_and_jumps_are_cut_and_counted(browser: Any, tmp_path: Path) -> None:
+    rows = {(row.study.layer, row.study.task_settings["delay"]): row for row in figure3.rows([50, 100])}
+    for (layer, delay), level in {("rnn", 50): 0.02, ("mist", 50): 0.0, ("mist", 100): 0.01}.items():
+        write_study(tmp_path / f"{layer}-{delay}", rows[layer, delay].with_settings(0, 10, 1000), level=level)
+    other = replace(rows["mist", 100].with_settings(0, 10, 1000), precision="fp32")
+    write_study(tmp_path / "again", other, level=0.03)
+    found = Opened(browser, build_page([tmp_path], tmp_path / "report.html").path)
+    assert found.said == []
+    assert (
+        "seed 0 is there 2 times, and the one in high is counted" in found.page.locator("section#paper-1").inner_text()
+    )
+    charts = found.page.locator("section#paper-1 figure.chart")
+    looks = [
+        dict(
+            zip(
+                chart.locator(".legend button").all_text_contents(),
+                chart.locator(".legend line").evaluate_all("all => all.map(l => l.getAttribute('stroke'))"),
+                strict=True,
+            )
+        )
+        for chart in (charts.nth(0), charts.nth(1))
+    ]
+    assert list(looks[0]) == ["RNN, 203 units", "MIST, 141 units"]
+    assert list(looks[1]) == ["MIST, 141 units"]  # one of the two runs, without a seed to tell it from another
+    assert looks[0]["MIST, 141 units"] == looks[1]["MIST, 141 units"] != looks[0]["RNN, 203 units"]
+    tip, svg = charts.nth(0).locator(".tip"), charts.nth(0).locator("svg[role=application]")
+    assert re.fullmatch(r"\d+ values above 10% are cut there", tip.inner_text())
+    assert max(float(text.rstrip("%")) for text in svg.locator("text[text-anchor=end]").all_text_contents()) == 10
+    note = tip.inner_text()
+    svg.focus()
+    svg.press("ArrowRight")
+    assert re.search(r": [\d.]+% at optimisation steps 50", tip.inner_text())
+    found.page.mouse.move(0, 0)
+    svg.hover(position={"x": 3, "y": 3})
+    assert tip.inner_text() == note
     found.page.close()
 
 

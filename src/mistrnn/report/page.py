@@ -146,6 +146,11 @@ def _seeds(row: Row, found: Iterable[Found]) -> list[tuple[Found, SeedRun]]:
     return [(one, one.run) for one in found if row.owns(one.study)]
 
 
+def _counted(own: Iterable[tuple[Found, SeedRun]], seeds: Sequence[SeedRun]) -> list[tuple[Found, SeedRun]]:
+    """Return the studies that a row's numbers come from: one of each seed."""
+    return [(one, run) for one, run in own if any(run is seed for seed in seeds)]
+
+
 def _paper_tables(found: Sequence[Found], names: dict[int, str]) -> Iterable[dict[str, Any]]:
     """Give the paper's tables, ours beside published, to which any study belongs."""
     for title, rows, comparison in (
@@ -169,6 +174,7 @@ def _paper_table(
         if not own:
             continue
         result = comparison(row, [seed for _, seed in own])
+        own = _counted(own, result.seeds)
         anchors = {seed.study.seed: f"#{names[id(one)]}" for one, seed in own}
         rows.append(_comparison_cells(result, anchors))
         shown += [(f"{row.label}, seed {one.study.seed}", one) for one, _ in own]
@@ -227,6 +233,7 @@ def _figure3(found: Sequence[Found], names: dict[int, str]) -> dict[str, Any] | 
             if not own:
                 continue
             result = figure3.outcome(row, [seed for _, seed in own])
+            own = _counted(own, result.seeds)
             name = row.label.rsplit(",", 1)[0]
             rows.append(
                 [

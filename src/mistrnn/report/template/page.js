@@ -70,7 +70,7 @@ function draw(figure) {
   const tip = make("p", { class: "tip", "aria-live": "polite" }, figure);
   const legend = make("ul", { class: "legend" }, figure);
   const tools = make("div", { class: "tools" }, figure);
-  let seen = [];
+  let seen = [], note = "";
 
   function render() {
     const width = Math.max(280, figure.clientWidth), height = Math.round(Math.min(340, Math.max(220, width * 0.55)));
@@ -83,7 +83,12 @@ function draw(figure) {
     const all = everything.filter((p) => usable(p.x, state.xLog) && usable(p.y, state.yLog));
     const lost = everything.length - all.length;
     const cut = all.filter((p) => p.y > top).length;
-    tip.textContent = cut ? `${cut} value${cut > 1 ? "s" : ""} above ${shown(top, spec.percent)} ${cut > 1 ? "are" : "is"} drawn at the edge` : lost ? `${lost} value${lost > 1 ? "s" : ""} of 0 or less cannot stand on a logarithmic scale` : "";
+    const values = (count) => `${count} value${count > 1 ? "s" : ""}`;
+    note = [
+      lost && `${values(lost)} of 0 or less cannot stand on a logarithmic scale`,
+      cut && `${values(cut)} above ${shown(top, spec.percent)} ${cut > 1 ? "are" : "is"} cut there`,
+    ].filter(Boolean).join("; ");
+    tip.textContent = note;
     seen = [];
     if (!all.length) {
       make("text", { x: width / 2, y: height / 2, "text-anchor": "middle", text: "nothing to show" }, svg);
@@ -132,9 +137,7 @@ function draw(figure) {
 
   function tell(point) {
     svg.querySelector(".here")?.remove();
-    if (point || tip.textContent.includes(" at ")) {
-      tip.textContent = point ? `${point.name}: ${point.without || shown(point.y, spec.percent)} at ${spec.x} ${shown(point.x)}` : "";
-    }
+    tip.textContent = point ? `${point.name}: ${point.without || shown(point.y, spec.percent)} at ${spec.x} ${shown(point.x)}` : note;
     if (point) make("circle", { class: "here", cx: point.px, cy: point.py, r: 7, fill: "none", stroke: "var(--ink)", "stroke-width": 2 }, svg);
   }
 
