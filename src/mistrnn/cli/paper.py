@@ -1,6 +1,7 @@
 """The paper's tables and figures, and the report page."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated
@@ -38,6 +39,19 @@ StandIn = Annotated[
 Mnist = Annotated[Path, typer.Option("--data", help="Folder with the files of MNIST.")]
 
 
+@dataclass(frozen=True)
+class Asked:
+    """The flags that all tables and figures with rows have."""
+
+    trials: int | None
+    steps: int | None
+    seeds: str
+    device: str
+    group_size: int | None
+    only: str | None
+    fresh: bool
+
+
 @reproduce_app.command("table1")
 def table1_command(
     data: Mnist,
@@ -61,9 +75,10 @@ def table1_command(
             tasks[key] = study_task(study, data)
         return tasks[key]
 
-    found = _run(chosen, out, task_of, trials, steps, seeds, device, group_size, only, fresh)
+    asked = Asked(trials, steps, seeds, device, group_size, only, fresh)
+    found = _run(chosen, out, task_of, asked)
     _print_comparisons(table1.TITLE, [(row, table1.comparison(row, own)) for row, own in found], published=True)
-    _say_what_is_shortened(chosen, trials, steps)
+    _say_what_is_shortened(chosen, asked)
     write_page([out], out / "report.html")
     _leave_if_crashed(found)
 
@@ -144,7 +159,7 @@ def table3_command(
     fresh: Fresh = False,
 ) -> None:
     """Run the rows of table 3 (TIMIT), or with --stand-in the same on NLTK's sample of TIMIT."""
-    _recorded_table(table3, data, stand_in, out, rows, trials, steps, seeds, device, group_size, only, fresh)
+    _recorded_table(table3, data, stand_in, out, rows, Asked(trials, steps, seeds, device, group_size, only, fresh))
 
 
 @reproduce_app.command("table4")
@@ -162,7 +177,7 @@ def table4_command(
     fresh: Fresh = False,
 ) -> None:
     """Run the rows of table 4 (MobiAct), or with --stand-in layers of as many parameters on HAPT."""
-    _recorded_table(table4, data, stand_in, out, rows, trials, steps, seeds, device, group_size, only, fresh)
+    _recorded_table(table4, data, stand_in, out, rows, Asked(trials, steps, seeds, device, group_size, only, fresh))
 
 
 def _recorded_table(
@@ -171,13 +186,7 @@ def _recorded_table(
     stand_in: bool,
     out: Path,
     rows: str | None,
-    trials: int | None,
-    steps: int | None,
-    seeds: str,
-    device: str,
-    group_size: int | None,
-    only: str | None,
-    fresh: bool,
+    asked: Asked,
 ) -> None:
     """Run a table on recordings, print it, and draw what its best model says."""
     chosen = chosen_rows(table.STAND_IN_ROWS if stand_in else table.ROWS, _words(rows) or None)
@@ -187,10 +196,10 @@ def _recorded_table(
     if task.data_name != wanted:
         hint = " (--stand-in)" if task.data_name == table.STAND_IN else ""
         raise UsageError(f"{data}: expected the prepared recordings of {wanted}, got {task.data_name}{hint}.")
-    found = _run(chosen, out, lambda _: task, trials, steps, seeds, device, group_size, only, fresh)
+    found = _run(chosen, out, lambda _: task, asked)
     title = f"{wanted}, standing in for {table.DATA}" if stand_in else table.TITLE
     _print_comparisons(title, [(row, table.comparison(row, own)) for row, own in found], published=not stand_in)
-    _say_what_is_shortened(chosen, trials, steps)
+    _say_what_is_shortened(chosen, asked)
     done = [(run.summary.top[0], row, run) for row, own in found for run in own if run.summary.top]
     if done:
         best, row, run = min(done, key=lambda one: one[2].trials[one[0]]["val_error"])
@@ -295,7 +304,8 @@ def figure3_command(
     ]
     if not chosen:
         raise UsageError("expected no --rows with --control, because the control is a Clockwork alone.")
-    found = _run(chosen, out, study_task, trials, steps, seeds, device, group_size, only, fresh)
+    asked = Asked(trials, steps, seeds, device, group_size, only, fresh)
+    found = _run(chosen, out, study_task, asked)
     table = Table("row", "best validation error %", "solved", "beside the paper", box=None, pad_edge=False)
     for row, own in found:
         result = figure3.outcome(row, own)
@@ -304,7 +314,7 @@ def figure3_command(
         f"\n{figure3.TITLE}: solved is a validation error below {figure3.SOLVED:.1%}; always answering blank has 8.33%"
     )
     console.print(table)
-    _say_what_is_shortened(chosen, trials, steps)
+    _say_what_is_shortened(chosen, asked)
     write_page([out], out / "report.html")
     # With what earlier commands have left there: the rows are often run one by one.
     curves = [row for row in figure3.best_curves(out) if row.curves]
@@ -331,27 +341,21 @@ def _run(
     rows: list[Row],
     out: Path,
     task_of: Callable[[Study], Task],
-    trials: int | None,
-    steps: int | None,
-    seeds: str,
-    device: str,
-    group_size: int | None,
-    only: str | None,
-    fresh: bool,
+    asked: Asked,
 ) -> list[tuple[Row, list[SeedRun]]]:
     """Run what is missing of some rows, watched."""
-    with watched(steps or rows[0].study.total_steps, out) as (show, stop):
+    with watched(asked.steps or rows[0].study.total_steps, out) as (show, stop):
         return run_rows(
             rows,
             out,
-            list_of_numbers("seeds", seeds),
+            list_of_numbers("seeds", asked.seeds),
             task_of,
-            trials=trials,
-            steps=steps,
-            device=device,
-            group_size=group_size,
-            only=None if only is None else list_of_numbers("only", only),
-            fresh=fresh,
+            trials=asked.trials,
+            steps=asked.steps,
+            device=asked.device,
+            group_size=asked.group_size,
+            only=None if asked.only is None else list_of_numbers("only", asked.only),
+            fresh=asked.fresh,
             say=show.line,
             report=show.step,
             stop=stop,
@@ -364,13 +368,13 @@ def _leave_if_crashed(found: list[tuple[Row, list[SeedRun]]]) -> None:
         raise typer.Exit(1)
 
 
-def _say_what_is_shortened(rows: list[Row], trials: int | None, steps: int | None) -> None:
+def _say_what_is_shortened(rows: list[Row], asked: Asked) -> None:
     """Say in which way a run is less than the paper's."""
     paper = rows[0].study
     less = []
-    if trials is not None and trials < paper.trials:
-        less.append(f"{trials} trials instead of {paper.trials}")
-    if steps is not None and steps < paper.total_steps:
-        less.append(f"{steps:,} steps instead of {paper.total_steps:,}")
+    if asked.trials is not None and asked.trials < paper.trials:
+        less.append(f"{asked.trials} trials instead of {paper.trials}")
+    if asked.steps is not None and asked.steps < paper.total_steps:
+        less.append(f"{asked.steps:,} steps instead of {paper.total_steps:,}")
     if less:
         print(f"Shortened: {' and '.join(less)}. These numbers are not those of the paper's experiment.")
