@@ -1,6 +1,8 @@
 """What torch.compile and torch's switches ask of the GPU forms, on a machine without a GPU: it is only said to be one."""
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -86,6 +88,22 @@ def test_a_product_of_few_inputs_has_all_bits_at_any_precision(monkeypatch: pyte
         for depth in (16, 17):
             product(torch.empty(2, 5, depth, device=DEVICE), torch.empty(2, depth, 7, device=DEVICE))
     assert asked == ["highest", "high"]
+    assert torch.get_float32_matmul_precision() == "high"
+
+
+@pytest.mark.usefixtures("switches")
+def test_threads_that_multiply_at_once_leave_the_precision_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slowly(a: Tensor, b: Tensor) -> str:
+        time.sleep(0.002)
+        return torch.get_float32_matmul_precision()
+
+    monkeypatch.setattr(torch, "bmm", slowly)
+    torch.set_float32_matmul_precision("high")
+    with FakeTensorMode():
+        a, b = torch.empty(2, 5, 3, device=DEVICE), torch.empty(2, 3, 7, device=DEVICE)
+    with ThreadPoolExecutor(8) as threads:
+        found = set(threads.map(lambda _: str(product(a, b)), range(40)))
+    assert found == {"highest"}
     assert torch.get_float32_matmul_precision() == "high"
 
 

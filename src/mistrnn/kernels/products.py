@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from threading import Lock
 
 import torch
 from torch import Tensor
 
 NARROW = 16
 """So deep a product takes hardly longer in float32 than in TF32, which has 11 bits: benchmarks/results/gpu.md."""
+
+_turning = Lock()
 
 
 def precision() -> str:
@@ -40,6 +43,13 @@ def at_precision(wanted: str) -> Iterator[None]:
 
 def product(a: Tensor, b: Tensor) -> Tensor:  # [E, N, K], [E, K, M] -> [E, N, M]
     """Multiply matrix by matrix for each trial in torch's precision, or in float32 if that is free, whatever autocast says."""
-    shortened = a.dtype == torch.float32 and a.is_cuda and a.size(2) <= NARROW and precision() != "highest"
-    with torch.autocast(a.device.type, enabled=False), at_precision("highest") if shortened else nullcontext():
+    narrow = a.dtype == torch.float32 and a.is_cuda and a.size(2) <= NARROW
+    with torch.autocast(a.device.type, enabled=False), _in_float32() if narrow else nullcontext():
         return torch.bmm(a, b)
+
+
+@contextmanager
+def _in_float32() -> Iterator[None]:
+    """Turn the switch for one product: by one thread at a time, or else one could put back what another has set."""
+    with _turning, at_precision("highest"):
+        yield
