@@ -183,11 +183,11 @@ def test_bad_input_is_named() -> None:
     layer, input = RNN(3, 4).double(), sequence()
     cases: list[tuple[RecurrentLayer, Any, dict[str, Any], str]] = [
         (layer, input, {"tau": 0}, "expected tau to be a whole number >= 1, got 0"),
-        (layer, input, {"tau": 14}, "expected 14 <= t < 14, because t - tau and t are steps of it, got 13"),
-        (layer, input, {"tau": 3, "t": 14}, "expected 3 <= t < 14"),
+        (layer, input, {"tau": 14}, "expected more than tau = 14 steps, got 14"),
+        (layer, input, {"tau": 3, "t": 14}, "expected 3 <= t < 14, because t - tau and t are steps of it"),
         (layer, input.unsqueeze(1), {"tau": 3}, r"expected one sequence \[T, 3\] in torch.float64, got \[14, 1, 3\]"),
         (layer, input.float(), {"tau": 3}, "in torch.float64, got .* in torch.float32"),
-        (layer, input, {"tau": 3, "t": 8.5}, "expected 3 <= t < 14"),
+        (layer, input, {"tau": 3, "t": 8.5}, "expected 3 <= t < 14, because t - tau and t are steps of it"),
         (RNN(3, 4, 2).double(), input, {"tau": 3}, "expected one layer in one direction, got RNN"),
         (small("narx", delays=[2, 4]), input, {"tau": 3}, r"expected delays that add up to tau = 3, got \[2, 4\]"),
         (MIST(3, 4).double(), input, {"tau": 12, "max_paths": 100}, "expected at most 100 paths, and there are"),
@@ -196,5 +196,5 @@ def test_bad_input_is_named() -> None:
     for wrong, given, options, message in cases:
         with pytest.raises(ValueError, match=message):
             ordered_derivative(wrong, given, **options)
-    with pytest.raises(TypeError, match="expected a layer of mistrnn, got LSTM"):
+    with pytest.raises(TypeError, match="expected a layer of mistrnn, such as from_torch makes"):
         ordered_derivative(torch.nn.LSTM(3, 4), input, 3)  # type: ignore[arg-type]

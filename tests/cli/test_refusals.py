@@ -222,6 +222,15 @@ def test_recordings_with_an_empty_label_are_left_out(mist: Mist, tmp_path: Path)
     assert "22 recordings of" in out
 
 
+def test_a_long_table_whose_id_column_is_not_named_is_told_how(mist: Mist, tmp_path: Path) -> None:
+    table = tmp_path / "all.csv"
+    table.write_text("rec,a,label\nwalk_1,1,x\nwalk_2,2,y\n")
+    status, _, err = mist("fit", table, "--label-column", "label", "--out", tmp_path / "model", *SMALL)
+    assert status == 2
+    assert "column 'rec': expected a number, got 'walk_1'. Choose the columns to read with --columns." in err
+    assert "If one of them names the recording of each row, say so with --id-column." in err
+
+
 def test_new_data_that_does_not_fit_the_model_is_named(mist: Mist, tmp_path: Path, fitted: tuple[Path, Path]) -> None:
     model, _ = fitted
     new = tmp_path / "new"

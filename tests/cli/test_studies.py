@@ -8,12 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mistrnn import __main__, __version__
+from mistrnn.cli.analysis import gradients
+from mistrnn.cli.studies import study_from, sweep, train
+from mistrnn.tasks import TASKS
 from mistrnn.training.provenance import code_digest
 from tests.cli.command import SMALL, Mist
 from tests.tasks.idx_files import write_mnist
@@ -201,6 +205,22 @@ def test_folder_that_cannot_be_written_is_named(mist: Mist, tmp_path: Path) -> N
     status, _, err = mist("sweep", "copy", *SMALL, "--out", tmp_path / "file" / "study")
     assert status == 2
     assert f"cannot write to the folder {tmp_path}/file/study: Not a directory." in err
+
+
+def test_every_setting_of_every_task_has_its_flag() -> None:
+    given: dict[str, Any] = {
+        "delays": None,
+        "periods": None,
+        "num_layers": 1,
+        "layer_norm": False,
+        "layer": "rnn",
+        "hidden": 4,
+    }
+    for task in TASKS.values():
+        for setting in task.settings:
+            for command in (sweep, train, gradients):
+                assert setting in signature(command).parameters
+    assert study_from({**given, "task": "pmnist", "last_pixels": 9, "delay": None}).task_settings == {"last_pixels": 9}
 
 
 def test_tasks_layers_and_version_are_listed(mist: Mist) -> None:

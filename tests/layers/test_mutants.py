@@ -54,6 +54,7 @@ def measure(
         input = torch.randn(STEPS, BATCH, 3, dtype=torch.float64)
         state = as_tuple(random_state(layer, BATCH))
         reset = torch.rand(STEPS, BATCH) < 0.15
+        reset[2, 0] = True  # one at least, before any sequence ends
         probe = torch.randn(STEPS, BATCH, 6, dtype=torch.float64).to(dtype)
     layer.to(dtype).train(training)
     input = input.to(dtype).requires_grad_()

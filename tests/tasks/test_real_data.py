@@ -232,7 +232,9 @@ def test_a_task_refuses_other_data_and_goes_to_a_device_and_back(tmp_path: Path)
     prepare_hapt(folder, tmp_path / "out", frames=False)
     with pytest.raises(UsageError, match="mobiact is about MobiAct, and these recordings are HAPT"):
         make_task("mobiact", data=tmp_path / "out")
-    task = make_task("hapt", data=tmp_path / "out")
+    with pytest.raises(UsageError, match="Prepare them with: mist data hapt --frames --from"):
+        make_task("hapt-frames", data=tmp_path / "out")
+    task = make_task("hapt", data=str(tmp_path / "out"))
     before = task.batch("test", torch.tensor([0, 1]))
     task.to("meta")
     assert all(value.is_meta for value in (task._inputs, task._labels, task._starts["test"]))  # type: ignore[attr-defined]

@@ -106,6 +106,7 @@ def test_steps_and_interval_default_to_the_tasks() -> None:
         ({"layer": "clockwork", "hidden": 9}, "Clockwork: expected hidden_size to be a multiple of 8"),
         ({"layer_options": {"delays": [0]}}, "MIST: expected delays >= 1, because they count steps, got 0 in [0]."),
         ({"layer_options": {"periods": 3}}, "mist: expected no periods, because they belong to clockwork."),
+        ({"layer_options": {"delay": 3}}, "MIST: expected options among num_layers, bias, "),
         ({"layer_options": {"zoneout": 0.1}}, "expected no zoneout in a study, because its trials must not depend"),
         ({"layer_options": {"batch_first": True}}, "expected no batch_first among layer_options, because"),
         ({"layer_options": {"dtype": torch.float64}}, "expected no dtype among layer_options, because"),

@@ -96,6 +96,8 @@ def ordered_derivative(
     t = steps - 1 if t is None else t
     if not isinstance(tau, int) or isinstance(tau, bool) or tau < 1:
         raise ValueError(f"ordered_derivative: expected tau to be a whole number >= 1, got {tau!r}.")
+    if tau >= steps:
+        raise ValueError(f"ordered_derivative: expected more than tau = {tau} steps, got {steps}.")
     if not isinstance(t, int) or not tau <= t < steps:
         raise ValueError(
             f"ordered_derivative: expected {tau} <= t < {steps}, because t - tau and t are steps of it, got {t}."
@@ -137,7 +139,9 @@ def ordered_derivative(
 def _checked(layer: RecurrentLayer, input: Tensor) -> int:
     name = type(layer).__name__
     if not isinstance(layer, RecurrentLayer):
-        raise TypeError(f"ordered_derivative: expected a layer of mistrnn, got {name}.")
+        raise TypeError(
+            f"ordered_derivative: expected a layer of mistrnn, such as from_torch makes of torch's, got {name}."
+        )
     like = next(layer.parameters())
     if layer.num_layers * layer.directions > 1:
         raise ValueError(f"ordered_derivative: expected one layer in one direction, got {layer}.")

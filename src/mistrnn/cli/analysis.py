@@ -27,6 +27,7 @@ from mistrnn.cli._flags import (
     Periods,
     Seed,
     TaskName,
+    User,
     numbers,
 )
 from mistrnn.cli._progress import watched
@@ -53,6 +54,7 @@ def gradients(
     delay: Delay = None,
     length: Length = None,
     last_pixels: LastPixels = None,
+    user: User = None,
     delays: Delays = None,
     periods: Periods = None,
     num_layers: NumLayers = 1,

@@ -245,7 +245,8 @@ def demo(
 
 def study_from(given: dict[str, Any]) -> Study:
     """Return the study that the flags of `sweep` or `train` describe."""
-    settings = {name: given[name] for name in ("delay", "length", "last_pixels", "user") if given.get(name) is not None}
+    names = {name for task in TASKS.values() for name in task.settings}
+    settings = {name: given[name] for name in sorted(names) if given.get(name) is not None}
     return Study(
         **{field.name: given[field.name] for field in fields(Study) if field.name in given},
         task_settings=settings,

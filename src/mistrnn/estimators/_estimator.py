@@ -27,6 +27,7 @@ from mistrnn.estimators._sequences import SHAPES, Case, as_array, as_cases, chec
 from mistrnn.estimators._stream import EstimatorStream
 from mistrnn.estimators.network import Network
 from mistrnn.layers import LAYERS, RecurrentLayer, layer_class
+from mistrnn.layers._names import check_options
 from mistrnn.training.embedded import choose_device
 
 FEWEST_STEPS = 1500
@@ -181,6 +182,7 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _new_network(self, train_on: Examples) -> Network:
         kind = layer_class(self.layer) if isinstance(self.layer, str) else self.layer
         options = dict(self.layer_options or {})
+        check_options(kind, options)
         if kind is LAYERS["mist"] and "delays" not in options:
             # What is never farther back in training is not learnt, and would come as a surprise in a longer case.
             longest = min(max(len(case) for case in train_on.cases), self._piece or sys.maxsize)

@@ -49,7 +49,9 @@ def save(estimator: "SequenceEstimator", folder: str | PathLike[str], *, force: 
     folder = Path(folder)
     taken = [name for name in (CONFIG, WEIGHTS) if (folder / name).exists()]
     if taken and not force:
-        raise UsageError(f"{folder}: there is a {taken[0]} already; choose another folder, or force overwriting it.")
+        raise UsageError(
+            f"{folder}: there is a {taken[0]} already; choose another folder, or overwrite it with force (--force)."
+        )
     if type(estimator).__name__ not in _kinds():
         raise UsageError(f"expected one of {', '.join(_kinds())} to save, got {type(estimator).__name__}.")
     network = estimator.network_

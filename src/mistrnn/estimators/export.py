@@ -68,7 +68,9 @@ def export_onnx(
     if path.is_dir():
         raise UsageError(f"{path}: expected the name of a file to write, such as model.onnx, got a folder.")
     if path.exists() and not force:
-        raise UsageError(f"{path}: there is such a file already; choose another name, or force overwriting it.")
+        raise UsageError(
+            f"{path}: there is such a file already; choose another name, or overwrite it with force (--force)."
+        )
     if not path.parent.is_dir():
         raise UsageError(f"{path}: expected a folder to write to, and {path.parent} is none; make it first.")
     _check_packages()

@@ -105,7 +105,7 @@ def _load() -> Library | str:
     if sys.platform not in ("linux", "darwin"):
         return f"there is no compiled code for {sys.platform}"
     if not PATH.exists():
-        return f"mistrnn was installed without its compiled code ({PATH.name}); `pip install mistrnn` brings it along"
+        return f"mistrnn was installed without its compiled code ({PATH.name}); pip compiles it: `pip install .` in a checkout"
     try:
         return Library(PATH)
     except OSError as error:

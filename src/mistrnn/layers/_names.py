@@ -1,5 +1,8 @@
 """The name of each layer: its folder, its test file and its word on the command line."""
 
+from collections.abc import Iterable
+from inspect import Parameter, signature
+
 from mistrnn.layers._layer import RecurrentLayer
 from mistrnn.layers.clockwork import Clockwork
 from mistrnn.layers.gru import GRU
@@ -27,3 +30,19 @@ def layer_class(name: str) -> type[RecurrentLayer]:
     if name not in LAYERS:
         raise ValueError(f"expected a layer among {', '.join(LAYERS)}, got {name!r}.")
     return LAYERS[name]
+
+
+def check_options(kind: type[RecurrentLayer], options: Iterable[str]) -> None:
+    """Raise unless a layer has all these options, beside its sizes.
+
+    >>> check_options(MIST, ["delay"])
+    Traceback (most recent call last):
+    ValueError: MIST: expected options among num_layers, bias, ..., delays, ..., got 'delay'.
+    """
+    known = signature(kind).parameters
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in known.values()):
+        return  # it hands them on, and only it knows to whom
+    own = [name for name in known if name not in ("input_size", "hidden_size")]
+    for name in options:
+        if name not in own:
+            raise ValueError(f"{kind.__name__}: expected options among {', '.join(own)}, got {name!r}.")

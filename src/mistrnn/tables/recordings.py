@@ -91,6 +91,8 @@ def read_recordings(
     found: list[Recording] = []
     origin: Path | None = None
     advice = CHOOSE_COLUMNS if reading.columns is None else ""  # else they were chosen, or are a model's
+    if advice and place.is_file() and not need_id:
+        advice += " If one of them names the recording of each row, say so with --id-column."
     files: dict[str, Path] = {}
     unnamed: list[Path] = []
     for name, path in _files(place, skip, say):

@@ -38,7 +38,9 @@ def task_class(name: str) -> type[Task]:
     return TASKS[name]
 
 
-def make_task(name: str, settings: dict[str, Any] | None = None, *, seed: int = 0, data: Path | None = None) -> Task:
+def make_task(
+    name: str, settings: dict[str, Any] | None = None, *, seed: int = 0, data: Path | str | None = None
+) -> Task:
     """Return a task with its settings; made data follows from the seed, other data is read from the folder `data`.
 
     >>> make_task("copy", {"delay": 50}).steps
@@ -57,5 +59,5 @@ def make_task(name: str, settings: dict[str, Any] | None = None, *, seed: int = 
         raise UsageError(
             f"{name}: expected a data folder; give it with --data DIR, or get the files with: {kind.data_command}"
         )
-    read: Task = kind(data=data, **settings, seed=seed)
+    read: Task = kind(data=Path(data), **settings, seed=seed)
     return read

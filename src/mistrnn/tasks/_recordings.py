@@ -213,7 +213,8 @@ class RecordingTask(Task):
         recordings = Recordings(data, self.data_command)
         if self.data_names and recordings.name not in self.data_names:
             raise UsageError(
-                f"{data}: {self.name} is about {' or '.join(self.data_names)}, and these recordings are {recordings.name}."
+                f"{data}: {self.name} is about {' or '.join(self.data_names)}, and these recordings are {recordings.name}. "
+                f"Prepare them with: {self.data_command}"
             )
         self.groups = sorted({recording.group for recording in recordings.recordings})
         self.classes, self.data_name = recordings.classes, recordings.name

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mistrnn.errors import UsageError
 from mistrnn.layers import LAYERS, layer_class
+from mistrnn.layers._names import check_options
 from mistrnn.tasks import Task, task_class
 from mistrnn.training.model import Model
 
@@ -144,6 +145,7 @@ class Study:
                 f"expected no {', '.join(random)} in a study, because its trials must not depend on each other."
             )
         try:
+            check_options(layer_class(self.layer), self.layer_options)
             layer_class(self.layer)(1, self.hidden, **{**self.layer_options, "device": "meta"})
         except (ValueError, TypeError, RuntimeError) as error:
             raise UsageError(str(error)) from error

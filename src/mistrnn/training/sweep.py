@@ -40,7 +40,7 @@ def run_study(
     study: Study,
     folder: Path | str,
     *,
-    data: Path | None = None,
+    data: Path | str | None = None,
     device: str = "auto",
     fresh: bool = False,
     group_size: int | None = None,
@@ -107,15 +107,15 @@ def run_study(
             if isinstance(engine, Embedded):
                 engine.processes.told(REFUSED)
             raise
-        engine.run(ledger, task, device=device, data=data, group_size=group_size)
+        engine.run(ledger, task, device=device, data=None if data is None else Path(data), group_size=group_size)
         rows = store.trials()
         if isinstance(engine, Embedded):
             engine.processes.told(rows)
         return rows
 
 
-def study_task(study: Study, data: Path | None = None) -> Task:
-    """Return the task of a study, on the CPU."""
+def study_task(study: Study, data: Path | str | None = None) -> Task:
+    """Return the task of a study, on the CPU; `data` is the folder of its files, if it has any."""
     with memory_named(f"the data of {study.task}"):
         return make_task(study.task, study.task_settings, seed=study.seed, data=data)
 
