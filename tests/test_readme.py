@@ -101,6 +101,16 @@ def test_examples_of_the_estimators_run() -> None:
     assert (names["again"].predict(names["X"]) == names["model"].predict(names["X"])).all()
 
 
+def test_a_trials_model_is_loaded_as_the_protocol_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[1] / "docs" / "protocol.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(block, "protocol.md", "exec"), names)
+    assert names["scores"].shape[:2] == names["inputs"].shape[:2]
+    assert (tmp_path / "my-study" / "trials.jsonl").exists()
+
+
 def recipe_for_long_sequences() -> dict[str, Any]:
     text = (Path(__file__).parents[1] / "docs" / "long-sequences.md").read_text()
     (block,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
