@@ -10,6 +10,7 @@ times as long; on 2 CPU cores shorten it: `--delays 50 --trials 4 --steps 200`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from mistrnn.layers import LAYERS, match_parameters
@@ -63,6 +64,7 @@ def style_of(study: Study) -> int:
     return STYLED.index("control" if study.hidden == CONTROL_UNITS else study.layer)
 
 
+@cache
 def trivial_error() -> float:
     """Return the error of always answering blank."""
     return make_task("copy", {"delay": 10}).trivial_error
