@@ -156,15 +156,16 @@ def shortest_paths(studies: Sequence[Found], steps: int) -> Chart | None:
         return None
     lines: dict[str, list[float]] = {}
     for found in studies:
-        layer = layer_class(found.study.layer)(1, found.study.hidden, **{**found.study.layer_options, "device": "meta"})
-        if isinstance(layer, Clockwork):
-            periods, lengths = layer.periods, clockwork_path_lengths(layer.periods, taus[-1])
+        kind, options = layer_class(found.study.layer), found.study.layer_options
+        if issubclass(kind, Clockwork):
+            periods = kind(1, found.study.hidden, **{**options, "device": "meta"}).periods
+            lengths = clockwork_path_lengths(periods, taus[-1])
             for which, period in (("slowest", max(periods)), ("fastest", min(periods))):
                 name = f"Clockwork, from its {which} group (period {period})"
                 lines[name] = lengths[periods.index(period)][1:].tolist()
         else:
-            edges = edges_of(layer)
-            delays = f"{type(layer).__name__}, delays {', '.join(map(str, edges))}"
+            edges = edges_of(kind(1, 2, **options))  # as many units as are needed: paths are the same with any number
+            delays = f"{kind.__name__}, delays {', '.join(map(str, edges))}"
             name = "RNN, LSTM, GRU" if found.study.layer in ("rnn", "lstm", "gru") else delays
             reached = shortest_path_lengths(edges, taus[-1])[1:]
             lines[name] = [math.nan if length < 0 else length for length in reached.tolist()]
