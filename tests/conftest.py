@@ -1,6 +1,7 @@
 """What all tests share: the machine's quirks, the GPU marker, hypothesis settings."""
 
 import os
+import signal
 
 # torch 2.13's bf16 matrix products die with an illegal instruction (SIGILL) on some virtual CPUs. Capping oneDNN's
 # instruction set avoids that; it must happen before torch is loaded.
@@ -9,6 +10,10 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 import hypothesis
 import pytest
 import torch
+
+# A shell lets what it starts in the background ignore Ctrl-C, and so would the commands that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)  # tests run in parallel processes, one per core
 
