@@ -162,6 +162,16 @@ def test_what_cannot_be_compared_says_why(run: SeedRun, reason: str) -> None:
     assert found.ours is not None
 
 
+def test_a_row_run_in_part_counts_its_best_five_from_the_beginning() -> None:
+    whole = seed_run(0.055)
+    part = SeedRun(whole.study, trials([0.01 * k for k in range(1, 13)]), PUBLISHED)
+    found = table1.comparison(MIST, [part])
+    assert len(part.summary.top) == 5
+    assert found.ours is not None
+    assert found.ours[0] == pytest.approx(0.03)
+    assert found.kind == NOT_COMPARABLE
+
+
 def test_nothing_finished_and_nothing_published_are_said() -> None:
     lost = SeedRun(MIST.study, trials([None] * 50), PUBLISHED)
     assert table1.comparison(MIST, [lost]).verdict == "not comparable: no trial has been validated"

@@ -307,7 +307,7 @@ def _run_and_print(study: Study, given: dict[str, Any]) -> None:
 
 def _print_trials(study: Study, rows: list[dict[str, Any]], data_note: str) -> None:
     """Every trial, best first, and the top 10%."""
-    summary = summarise(rows)
+    summary = summarise(rows, of=study.trials)
     table = Table(
         "trial", "learning rate", "val error", "test error", "best step", "status", "", box=None, pad_edge=False
     )

@@ -73,7 +73,7 @@ class SeedRun:
     @property
     def summary(self) -> Summary:
         """Its top 10%."""
-        return summarise(self.trials)
+        return summarise(self.trials, of=self.study.trials)
 
     @property
     def finished(self) -> int:

@@ -169,7 +169,7 @@ def _best_curves(seeds: Sequence[Recorded]) -> BestCurves:
         errors += [trial["val_error"] for trial in trials]
         by_trial = dict(zip(columns["trial"].tolist(), columns["val_error"].tolist(), strict=True))  # in order of steps
         last += [by_trial[trial["trial"]] for trial in trials if trial["status"] == "ok" and trial["trial"] in by_trial]
-        for best in summarise(trials).top[:TOP]:
+        for best in summarise(trials, of=recorded.study().trials).top[:TOP]:
             own = columns["trial"] == best
             points = zip(columns["step"][own].tolist(), columns["val_error"][own].tolist(), strict=True)
             curves.append(Curve(recorded.study().seed, best, tuple(points)))

@@ -120,18 +120,23 @@ def study_task(study: Study, data: Path | str | None = None) -> Task:
         return make_task(study.task, study.task_settings, seed=study.seed, data=data)
 
 
-def summarise(rows: Sequence[dict[str, Any]]) -> Summary:
+def summarise(rows: Sequence[dict[str, Any]], of: int | None = None) -> Summary:
     """Return the paper's numbers; trials without a validation error rank last and are never in the top.
+
+    `of` is how many trials the whole study has, if `rows` are a part of them: the top is a tenth of those, so that the best
+    five of 50 are five from the beginning on, and change only when a better trial comes.
 
     >>> rows = [{"trial": k, "status": "ok", "val_error": e, "test_error": e + 0.01, "learning_rate": 0.1}
     ...         for k, e in enumerate([0.3, 0.1, 0.2])]
     >>> summarise(rows).top
     (1,)
+    >>> summarise(rows, of=20).top
+    (1, 2)
     """
     ranked = sorted(
         (row for row in rows if row["val_error"] is not None), key=lambda row: (row["val_error"], row["trial"])
     )
-    top = ranked[: max(1, round(TOP_SHARE * len(rows)))]
+    top = ranked[: max(1, round(TOP_SHARE * (of or len(rows))))]
     return Summary(
         trials=len(rows),
         top=tuple(row["trial"] for row in top),
