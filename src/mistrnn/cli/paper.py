@@ -220,19 +220,22 @@ def _draw_predictions(model: Model, task: RecordingTask, out: Path, title: str) 
 
 
 def _print_comparisons(title: str, results: list[tuple[Row, Comparison]], *, published: bool) -> None:
-    """Print a table: ours beside published, or ours alone."""
+    """Print a table, ours beside published, and a verdict for each row below it, where it has room; or ours alone."""
     names = ["row", "error %, ours", "log10 lr, ours"]
-    names += ["error %, published", "log10 lr, published", "verdict"] if published else []
+    names += ["error %, published", "log10 lr, published"] if published else []
     table = Table(*names, box=None, pad_edge=False)
+    table.columns[0].no_wrap = True
     for row, result in results:
         ours, theirs = result.log10_learning_rate, row.published.log10_learning_rate
         cells = [row.label, percent(*result.ours) if result.ours else "-", _pair(ours)]
         if published:
-            cells += [percent(row.published.error, row.published.deviation), _pair(theirs), result.verdict]
+            cells += [percent(row.published.error, row.published.deviation), _pair(theirs)]
         table.add_row(*cells)
     print(f"\n{title}: test error of the top 10% by validation")
     console.print(table)
     for row, result in results:
+        if published:
+            print(f"  {row.label}: {result.verdict}")
         for run in result.seeds if len(result.seeds) > 1 else ():
             print(f"  {row.label}, seed {run.study.seed} alone: {percent(*run.summary.test_error)}")
 
