@@ -4,14 +4,14 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from mistrnn.layers import GRU, LSTM, MIST, NARX, RNN, Clockwork, match_parameters
+from mistrnn.layers import GRU, LSTM, MIST, NARX, RNN, Clockwork, count_parameters, match_parameters
 
 if TYPE_CHECKING:
     from mistrnn.estimators import FrameLabeler as FrameLabeler
     from mistrnn.estimators import SequenceClassifier as SequenceClassifier
     from mistrnn.estimators import SequenceRegressor as SequenceRegressor
 
-__all__ = ["GRU", "LSTM", "MIST", "NARX", "RNN", "Clockwork", "__version__", "match_parameters"]
+__all__ = ["GRU", "LSTM", "MIST", "NARX", "RNN", "Clockwork", "__version__", "count_parameters", "match_parameters"]
 
 __version__ = "0.1.0"
 

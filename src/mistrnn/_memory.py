@@ -8,9 +8,7 @@ import torch
 def free_memory(device: torch.device) -> int:
     """Return the bytes that are free on the device, as far as it tells."""
     if device.type == "cuda":
-        # What torch holds in reserve is free for it, though the device counts it as used.
-        reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + reserve
+        return free_gpu_memory(device)
     free = 2**33  # where nothing tells, be careful
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
@@ -24,3 +22,9 @@ def free_memory(device: torch.device) -> int:
         kept = sum(int(values.get(name, 0)) for name in ("active_file", "inactive_file"))
         free = min(free, int(limit.read_text()) - int(used.read_text()) + kept)
     return free
+
+
+def free_gpu_memory(device: torch.device) -> int:
+    """Return the bytes that are free on a GPU for torch: what it holds in reserve, too, though the device counts it as used."""
+    reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + reserve

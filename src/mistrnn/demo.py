@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from mistrnn.errors import UsageError
-from mistrnn.layers import LAYERS, match_parameters
+from mistrnn.layers import LAYERS, count_parameters, match_parameters
+from mistrnn.paper.figure3 import SOLVED
 from mistrnn.report import Curves, draw_curves
 from mistrnn.tasks import make_task
 from mistrnn.training import Progress, Recorded, Study, run_study, summarise
 
 DELAY, TRIALS, STEPS, BATCH, LSTM_UNITS = 30, 6, 500, 50, 32
-SOLVED = 0.001
-"""A validation error below this counts as solved: fewer than 1 in 1,000 steps is wrong."""
 
 
 def run_demo(
@@ -20,10 +19,7 @@ def run_demo(
 ) -> tuple[list[dict[str, Any]], Path]:
     """Run the four studies (or what is missing of them) and return a row for each and the path of the picture."""
     task = make_task("copy", {"delay": DELAY})
-    budget = (
-        LAYERS["lstm"](task.input_size, LSTM_UNITS, device="meta").parameter_count()
-        + (LSTM_UNITS + 1) * task.output_size
-    )
+    budget = count_parameters("lstm", LSTM_UNITS, task.input_size, task.output_size)
     rows, pictures = [], []
     for layer in ("mist", "lstm", "rnn", "clockwork"):
         hidden = match_parameters(layer, budget, task.input_size, task.output_size)
@@ -54,7 +50,6 @@ def run_demo(
                 "test_error": best["test_error"],
                 "learning_rate": best["learning_rate"],
                 "solved": sum(row["val_error"] is not None and row["val_error"] < SOLVED for row in trials),
-                "seconds": max(row["seconds"] for row in trials),
             }
         )
         lines = []
@@ -62,7 +57,6 @@ def run_demo(
             mine = curves["trial"] == trial
             lines.append((curves["step"][mine].tolist(), curves["val_error"][mine].tolist()))
         pictures.append(Curves(f"{name}, {hidden} units", lines, summary.top[0]))
-    path = folder / "curves.png"
     title = f"Copy {DELAY // 10} symbols after {DELAY} steps, at most {budget:,} parameters each"
-    draw_curves(pictures, path, title=title, trivial_error=task.trivial_error)
-    return rows, path
+    _, png, _ = draw_curves(pictures, folder, "learning-curves", title=title, trivial_error=task.trivial_error)
+    return rows, png

@@ -113,6 +113,10 @@ def test_gradients_are_measured_at_the_end_and_divergence_is_said(mist: Mist, tm
     assert re.search(
         r"^after 4 steps: the training had diverged at step \d; a lower --learning-rate may help$", out, re.M
     )
+    options = ["--length", 10, "--layer", "rnn", "--hidden", 6, "--batch-size", 5, "--steps", 5, "--every", 1]
+    status, out, err = mist("gradients", "addition", *options, "--learning-rate", 1e25, "--out", tmp_path / "c")
+    assert (status, err) == (0, "")
+    assert "the gradients overflow; a lower --learning-rate may help" in out
 
 
 def test_a_crash_while_gradients_are_measured_is_said(

@@ -71,6 +71,8 @@ def test_recorded_data_is_prepared_and_its_tables_say_what_it_is(mist: Mist, tmp
     assert status == 2
     assert "expected the prepared recordings of TIMIT, got TIMIT sample (NLTK) (--stand-in)." in err
     table4 = ["reproduce", "table4", "--stand-in", "--data", prepared["hapt"]]
+    status, out, err = mist(*table4, *small, "--only", 1, "--out", tmp_path / "t4")
+    assert (status, err, (tmp_path / "t4" / "report.html").exists()) == (0, "", True)
     status, out, err = mist(*table4, *small, "--out", tmp_path / "t4")
     assert (status, err) == (0, "")
     assert "HAPT, standing in for MobiAct: test error of the top 10% by validation" in out

@@ -279,6 +279,26 @@ def test_more_trials_than_a_launch_takes_are_refused(monkeypatch: pytest.MonkeyP
         vmap(lambda x: layer(x)[0])(torch.randn(3, 2, 1, 1))
 
 
+def test_more_steps_than_a_kernel_counts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch, 2)
+    monkeypatch.setattr(_run, "MOST_ROWS", 5)
+    layer = small("rnn", input_size=1, hidden_size=3, dtype=torch.float32)
+    with pytest.raises(ValueError, match="rnn: expected at most 5 time steps times sequences on a GPU, got 3 x 2"):
+        layer(torch.randn(3, 2, 1))
+
+
+def test_mixture_of_logits_as_low_as_float32_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = small("mist", input_size=1, hidden_size=3, dtype=torch.float32, delays=3)
+    x = torch.randn(5, 2, 1)
+    with torch.no_grad():
+        layer.bias_l0[:3] = -1e35
+    layer.form = "plain"
+    exact = layer(x)[0]
+    emulate(monkeypatch, 2)
+    layer.form = "fused"
+    assert relative_error(layer(x)[0], exact) < 1e-5
+
+
 def test_plans_for_the_same_shapes_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     emulate(monkeypatch, 2)
     layer = small("rnn", input_size=1, hidden_size=3, dtype=torch.float32)

@@ -302,10 +302,11 @@ def test_stream_takes_a_state_in_any_layout() -> None:
 
 def test_stream_made_in_inference_mode_goes_on_outside() -> None:
     layer = small("clockwork").eval()
+    inputs, reset = torch.randn(2, 2, 3, dtype=torch.float64), torch.tensor([[True, False], [False, True]])
     with torch.inference_mode():
         stream = layer.stream(2)
-    stream(torch.randn(2, 3, dtype=torch.float64), torch.tensor([True, False]))
-    stream(torch.randn(2, 3, dtype=torch.float64), torch.tensor([False, True]))
+    found = torch.stack([stream(x, again) for x, again in zip(inputs, reset, strict=True)])
+    torch.testing.assert_close(found, layer(inputs, reset=reset)[0])
 
 
 def test_a_subclass_with_a_step_of_its_own_is_not_served_by_its_parents_compiled_code() -> None:

@@ -170,6 +170,10 @@ def test_a_row_run_in_part_counts_its_best_five_from_the_beginning() -> None:
     assert found.ours is not None
     assert found.ours[0] == pytest.approx(0.03)
     assert found.kind == NOT_COMPARABLE
+    other = SeedRun(replace(whole.study, seed=1), part.trials, PUBLISHED)
+    pooled = table1.comparison(MIST, [part, other])
+    assert pooled.ours is not None
+    assert pooled.ours[0] == pytest.approx(0.03, abs=0.005)
 
 
 def test_nothing_finished_and_nothing_published_are_said() -> None:

@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from mistrnn.errors import UsageError
 from mistrnn.paper import figure3, table1
-from mistrnn.report import build_page
+from mistrnn.report import build_page, charts
+from mistrnn.report.collected import collect
 from mistrnn.tasks._mnist_files import PUBLISHED
 from mistrnn.training import Study
 from tests.report.studies import write_study
@@ -176,6 +177,18 @@ def test_no_study_at_all_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"expected at least one study to report on:\n  .*no study.json"):
         build_page([tmp_path], tmp_path / "report.html")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_trials_that_were_stopped_early_are_not_drawn_as_diverged(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "study", Study(task="copy", layer="mist", hidden=8, trials=4))
+    rows = [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
+    rows[3]["status"] = "stopped"
+    (folder / "trials.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    drawn = charts.error_by_learning_rate(collect([folder]).studies[0])
+    assert drawn is not None
+    assert {one["name"]: len(one["points"]) for one in drawn["series"]} == {
+        "finished": 1, "stopped early": 1, "diverged later": 1, "diverged before a validation": 1,
+    }  # fmt: skip
 
 
 def test_page_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -214,8 +214,8 @@ def test_hapt_segments_and_frames(tmp_path: Path) -> None:
         ),
         (LABELS, lambda t: "1 1 1\n" + t, "line 1: expected 'experiment user activity begin end'"),
         (GYRO, lambda t: t + "1 2 3\n", "expected 60 samples, as many as .* has, got 61"),
-        (GYRO, lambda t: "1 2\n" + t, "line 1: expected three numbers, got '1 2'"),
-        (GYRO, lambda t: "nan 1 2\n" + t, "line 1: expected three numbers"),
+        (GYRO, lambda t: "1 2\n" + t, "line 1: expected 3 finite numbers, got '1 2'"),
+        (GYRO, lambda t: "nan 1 2\n" + t, "line 1: expected 3 finite numbers"),
         ("activity_labels.txt", lambda t: "2 WALKING\n", "expected lines such as '1 WALKING', numbered from 1 on"),
     ],
 )

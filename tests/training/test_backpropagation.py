@@ -60,7 +60,8 @@ def stacked(study: Study, task: Task) -> Found:
 def batch_of(study: Study, task: Task) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs, targets and dropout masks."""
     inputs, targets = task.batch("train", torch.arange(TRIALS * BATCH).reshape(TRIALS, BATCH), study.dtype)
-    masks = [study.dropout_mask(trial, 0, (inputs.size(1), BATCH)) for trial in range(TRIALS)]
+    shape = inputs.size(1), BATCH, study.model(task, device="meta").layer.output_size
+    masks = [study.dropout_mask(trial, 0, shape) for trial in range(TRIALS)]
     return inputs, targets, torch.stack(masks)
 
 

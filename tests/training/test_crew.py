@@ -187,9 +187,10 @@ def test_group_larger_than_asked_for_goes_on_in_parts_and_says_so(tmp_path: Path
     assert [row["group"] for row in rows] == [2] * 4
 
 
-def test_worker_with_a_wrong_setup_is_left_out_when_others_work(tmp_path: Path, task: Task) -> None:
-    faults = [lambda name, call: None, fails_at("settle", "setup")]
-    rows, said, _ = run_crew(tmp_path, task, faults, workers=2)
+@pytest.mark.parametrize("first", [True, False])
+def test_worker_with_a_wrong_setup_is_left_out_when_others_work(tmp_path: Path, task: Task, first: bool) -> None:
+    faults = [fails_at("settle", "setup"), lambda name, call: None]
+    rows, said, _ = run_crew(tmp_path, task, faults if first else faults[::-1], workers=2)
     assert said == ["going on without a worker: as planted"]
     assert [row["status"] for row in rows] == ["ok"] * 4
 

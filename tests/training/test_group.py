@@ -231,7 +231,7 @@ def test_recorded_step_equals_the_plain_one_on_the_gpu(
     task, device = make_task("copy", {"delay": 10}).to("cuda"), torch.device("cuda")
     chosen = study(**{"precision": "fp64", "validate_every": 5, **settings})
     recorded = trained(chosen, task, [0, 1, 2], device)
-    assert recorded._captured is not None
+    assert recorded._captured
     monkeypatch.setattr("mistrnn.training.group.Captured", lambda function, *arguments: function)
     plain = trained(chosen, task, [0, 1, 2], device)
     tolerance = 1e-2 if chosen.precision == "bf16" else 1e-10
@@ -436,18 +436,20 @@ def test_severed_weights_stay_severed_when_drawn_uniformly(task: Task) -> None:
     assert (drawn == 0).any()
 
 
-def test_readout_dropout_is_each_trials_own(task: Task) -> None:
-    settings = study(readout_dropout=0.5)
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_readout_dropout_is_each_trials_own(task: Task, bidirectional: bool) -> None:
+    options = {"layer_options": {"bidirectional": bidirectional}}
+    settings = study(readout_dropout=0.5, **options)
     many, one = trained(settings, task, [2, 0, 1]), trained(settings, task, [1])
     for key, value in of_trial(one, 1).items():
         torch.testing.assert_close(of_trial(many, 1)[key], value, rtol=1e-10, atol=1e-12)
-    without = trained(study(), task, [1])
+    without = trained(study(**options), task, [1])
     assert not torch.equal(of_trial(without, 1)["readout.weight"], of_trial(one, 1)["readout.weight"])
-    mask, longer = settings.dropout_mask(1, 3, (5, 4)), settings.dropout_mask(1, 3, (9, 4))
+    mask, longer = settings.dropout_mask(1, 3, (5, 4, 6)), settings.dropout_mask(1, 3, (9, 4, 6))
     assert torch.equal(mask, longer[:5])
     assert set(mask.unique().tolist()) == {0.0, 2.0}
-    assert not torch.equal(mask, settings.dropout_mask(1, 4, (5, 4)))
-    assert not torch.equal(mask, settings.dropout_mask(2, 3, (5, 4)))
+    assert not torch.equal(mask, settings.dropout_mask(1, 4, (5, 4, 6)))
+    assert not torch.equal(mask, settings.dropout_mask(2, 3, (5, 4, 6)))
 
 
 def test_readout_dropout_is_none_in_evaluation(task: Task) -> None:

@@ -37,7 +37,7 @@ def attention(
         raise TypeError(
             f"attention: expected a MIST layer, because others have no mixture, got {type(layer).__name__}."
         )
-    if layer.training and (layer.zoneout or layer.recurrent_dropout or (layer.dropout and layer.num_layers > 1)):
+    if layer.draws_at_random:
         raise ValueError("attention: expected evaluation mode, because dropout and zoneout draw at random in training.")
     weights = layer._current_weights()
     like = weights[0]["weight_hh"]

@@ -145,7 +145,7 @@ def _checked(layer: RecurrentLayer, input: Tensor) -> int:
     like = next(layer.parameters())
     if layer.num_layers * layer.directions > 1:
         raise ValueError(f"ordered_derivative: expected one layer in one direction, got {layer}.")
-    if layer.training and (layer.zoneout or layer.recurrent_dropout):
+    if layer.draws_at_random:
         raise ValueError(
             f"ordered_derivative: expected {name} in evaluation mode, because zoneout and dropout draw at random in training."
         )

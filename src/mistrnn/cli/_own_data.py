@@ -116,7 +116,7 @@ def fit_model(
     try:
         if len(test_on):
             tested = [found[k] for k in test_on]
-            evaluation = _judged(estimator, kind, tested, [targets[k] for k in test_on])
+            evaluation = _judged(estimator, tested, [targets[k] for k in test_on])
             about = {
                 "layer": str(estimator.layer),
                 "hidden": estimator.hidden_size,
@@ -166,7 +166,7 @@ def write_predictions(model: Path, recordings: Path, out: Path, *, id_column: st
         skip=[] if kept.labels is None else [recordings / kept.labels],
         say=say,
     )
-    names, rows = _prediction_rows(estimator, kept.kind, found, reading)
+    names, rows = _prediction_rows(estimator, found, reading)
     out.parent.mkdir(parents=True, exist_ok=True)
     save_table(out, names, rows)
     count = sum(len(one.values) for one in found)
@@ -208,7 +208,7 @@ def evaluate_model(
         recordings, reading, kept.kind, labels, training=False, need_id=id_column is not None
     )
     targets, _ = targets_of(found, kept.kind, table, reading, known=estimator)
-    evaluation = _judged(estimator, kept.kind, found, targets)
+    evaluation = _judged(estimator, found, targets)
     about = {"model": str(model), "recordings": str(recordings), "evaluated": [one.id for one in found]}
     title = f"{_layer_name(estimator)}, {estimator.hidden_size} units: {len(found):,} other recordings"
     _report(evaluation, out, title, about, force)
@@ -367,9 +367,7 @@ def _train(
     return bool(asked), time.monotonic() - started
 
 
-def _judged(
-    estimator: SequenceEstimator, kind: Kind, recordings: Sequence[Recording], targets: Sequence[Any]
-) -> Evaluation:
+def _judged(estimator: SequenceEstimator, recordings: Sequence[Recording], targets: Sequence[Any]) -> Evaluation:
     """Compare what a model says with what is true."""
     ids, inputs = [one.id for one in recordings], [one.values.T for one in recordings]
     if isinstance(estimator, SequenceRegressor):
@@ -395,7 +393,7 @@ def _judged(
 
 
 def _prediction_rows(
-    estimator: SequenceEstimator, kind: Kind, recordings: Sequence[Recording], reading: Reading
+    estimator: SequenceEstimator, recordings: Sequence[Recording], reading: Reading
 ) -> tuple[list[str], Iterator[Sequence[object]]]:
     """Return the columns of predictions.csv, and its rows in the order of the files."""
     inputs = [one.values.T for one in recordings]

@@ -83,6 +83,9 @@ def gradients(
         if row["status"] == "diverged" and step >= row["steps"]:
             print(f"{label}: the training had diverged at step {row['steps']}; a lower --learning-rate may help")
             continue
+        if not norms.isfinite().all():
+            print(f"{label}: the gradients overflow; a lower --learning-rate may help")
+            continue
         lines.append(Norms(label, f"step_{step}", norms.tolist()))
         print(f"{label}: at least 1% of the largest gradient norm arrives up to {reach(norms)} steps before the loss")
     name = f"{LAYERS[layer].__name__}, {hidden} units, on {task}"

@@ -200,9 +200,15 @@ def _recorded_table(
     title = f"{wanted}, standing in for {table.DATA}" if stand_in else table.TITLE
     _print_comparisons(title, [(row, table.comparison(row, own)) for row, own in found], published=not stand_in)
     _say_what_is_shortened(chosen, asked)
-    done = [(run.summary.top[0], row, run) for row, own in found for run in own if run.summary.top]
+    done = [
+        (trial["val_error"], trial["trial"], row, run)
+        for row, own in found
+        for run in own
+        for trial in run.trials
+        if trial["val_error"] is not None
+    ]
     if done:
-        best, row, run = min(done, key=lambda one: one[2].trials[one[0]]["val_error"])
+        _, best, row, run = min(done, key=lambda one: one[0])
         model = Recorded(out / place_of(row, run.study.seed)).model(best, task.to("cpu")).eval()
         _draw_predictions(model, task, out, f"{row.label}, trial {best}, on {wanted}")
     write_page([out], out / "report.html")
@@ -314,7 +320,8 @@ def figure3_command(
         result = figure3.outcome(row, own)
         table.add_row(row.label, percent(result.best_error), f"{result.solved} of {result.trials}", result.verdict)
     print(
-        f"\n{figure3.TITLE}: solved is a validation error below {figure3.SOLVED:.1%}; always answering blank has 8.33%"
+        f"\n{figure3.TITLE}: solved is a validation error below {figure3.SOLVED:.1%}; always answering blank has "
+        f"{figure3.trivial_error():.2%}"
     )
     console.print(table)
     _say_what_is_shortened(chosen, asked)

@@ -1,4 +1,4 @@
-"""The training of one network on cases of any length: minibatches, Adam, a cosine schedule, early stopping.
+"""The training of one network on cases of any length: minibatches, AdamW, a cosine schedule, early stopping.
 
 T time, B batch, K outputs.
 """

@@ -34,6 +34,7 @@ from safetensors.torch import save as save_tensors
 import mistrnn
 from mistrnn.errors import UsageError
 from mistrnn.estimators.network import Network, layer_arguments
+from mistrnn.files import written_together
 from mistrnn.layers import LAYERS, RecurrentLayer, layer_class
 from mistrnn.training.embedded import choose_device
 
@@ -78,11 +79,9 @@ def save(estimator: "SequenceEstimator", folder: str | PathLike[str], *, force: 
         "weights": _digest(weights),
     }
     config["digest"] = _digest(_canonical(config))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder, {WEIGHTS: weights, CONFIG: json.dumps(config, indent=1, ensure_ascii=False).encode()})
-    except OSError as error:
-        raise UsageError(f"cannot write to the folder {folder}: {error.strerror}.") from error
+    with written_together(folder) as place:
+        (place / WEIGHTS).write_bytes(weights)
+        (place / CONFIG).write_bytes(json.dumps(config, indent=1, ensure_ascii=False).encode())
 
 
 def load(folder: str | PathLike[str], **hub: Any) -> "SequenceEstimator":
@@ -232,19 +231,6 @@ def _canonical(config: dict[str, Any]) -> bytes:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _replace(folder: Path, files: dict[str, bytes]) -> None:
-    """Write files, all or none: what takes space is written beside the old ones first, and only then takes their places."""
-    temporary = {name: folder / f".{name}.{os.getpid()}.part" for name in files}
-    try:
-        for name, data in files.items():
-            temporary[name].write_bytes(data)
-        for name in files:
-            os.replace(temporary[name], folder / name)
-    finally:
-        for path in temporary.values():
-            path.unlink(missing_ok=True)
 
 
 def _from_hub(name: str, **hub: Any) -> Path:

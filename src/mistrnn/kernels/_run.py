@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mistrnn._memory import free_gpu_memory
 from mistrnn.kernels import wide
 from mistrnn.kernels._arguments import Arguments
 from mistrnn.kernels._nvrtc import Kernels
@@ -24,6 +25,7 @@ from mistrnn.kernels.contract import INPUTS, PROBES, Inputs, Settings, check, sa
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 MOST_TRIALS = 65_535
+MOST_ROWS = 2**31 - 1
 """Blocks along one axis of a launch."""
 
 
@@ -49,6 +51,10 @@ class Plan:
         if self.E > MOST_TRIALS:
             raise ValueError(f"{cell}: expected at most {MOST_TRIALS} trials at once on a GPU, got {self.E}.")
         self.M, self.H = initial.size(1), initial.size(3)
+        if max(self.T, self.M) * self.B > MOST_ROWS:
+            raise ValueError(
+                f"{cell}: expected at most {MOST_ROWS:,} time steps times sequences on a GPU, got {self.T:,} x {self.B:,}."
+            )
         self.pointed = [name for name in _POINTED if inputs[name] is not None]
         self.has_origin = inputs["reset"] is not None and bool(self.T)
         self.problem = Problem(
@@ -121,8 +127,7 @@ class Plan:
         The trials' own tensors, such as their inputs and parameters, are there already. So are `kept` bytes, which the run
         forwards has left and which count as well.
         """
-        reserve = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        free = torch.cuda.mem_get_info(self.device)[0] + reserve + kept
+        free = free_gpu_memory(self.device) + kept
         problem, rows = replace(self.problem, backward=True), self.T * self.B
         variant = choose(problem, self.E, self.B, self.device)
         each = rows * (2 * self.H + problem.column_stride + problem.mixed_stride * (self.cell == "mist"))

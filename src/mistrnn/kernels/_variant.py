@@ -52,7 +52,7 @@ VECTORS_BESIDE = {
 
 
 def block_memory(capability: int) -> int:
-    """Return the shared memory of a block; a GPU that is not in the table has at least what its predecessor had."""
+    """Return the shared memory of a block; a GPU that is not in the table has the least of all before it."""
     known = [size for version, size in BLOCK_MEMORY.items() if version <= capability]
     return known[-1] if capability in BLOCK_MEMORY else min(known)
 

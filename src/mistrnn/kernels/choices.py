@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 
@@ -166,7 +166,7 @@ def _of_groups(parts: int, delays: bool, capability: int) -> Iterator[OuterVaria
                 yield variant
 
 
-@cache
+@lru_cache(maxsize=1024)  # sequences of ever new lengths would fill the memory
 def ranges_of(depth: int, blocks: int, device: torch.device) -> tuple[int, int]:
     """Return into how many ranges the sum of a weight gradient is cut, and how long they are: all multiprocessors work.
 

@@ -14,11 +14,12 @@ _turning = Lock()
 
 
 def precision() -> str:
-    """Return what torch's products have now: "highest", "high" or "medium"."""
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:  # the newer switch is in use, and the older one does not answer any more
-        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
+    """Return what torch's products have now: "highest", "high" or "medium", and not what `_in_float32` makes of it."""
+    with _turning:
+        try:
+            return torch.get_float32_matmul_precision()
+        except RuntimeError:  # the newer switch is in use, and the older one does not answer any more
+            return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
 
 
 @contextmanager
@@ -50,6 +51,9 @@ def product(a: Tensor, b: Tensor) -> Tensor:  # [E, N, K], [E, K, M] -> [E, N, M
 
 @contextmanager
 def _in_float32() -> Iterator[None]:
-    """Turn the switch for one product: by one thread at a time, or else one could put back what another has set."""
+    """Turn the switch for one product: by one thread at a time, or else one could put back what another has set.
+
+    It is the whole process's: a product that another thread launches in these microseconds has float32's bits, too.
+    """
     with _turning, at_precision("highest"):
         yield

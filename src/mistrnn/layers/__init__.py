@@ -1,7 +1,7 @@
 """The layers, by class and by name."""
 
 from mistrnn.layers._layer import RecurrentLayer
-from mistrnn.layers._match import match_parameters
+from mistrnn.layers._match import count_parameters, match_parameters
 from mistrnn.layers._names import LAYERS, layer_class
 from mistrnn.layers.clockwork import Clockwork
 from mistrnn.layers.gru import GRU
@@ -19,6 +19,7 @@ __all__ = [
     "RNN",
     "Clockwork",
     "RecurrentLayer",
+    "count_parameters",
     "layer_class",
     "match_parameters",
 ]

@@ -129,8 +129,8 @@ class RecurrentLayer(nn.Module, ABC):
         """How the layer computes: "fused" (the compiled loop), "plain" (`reference.py`), or "auto".
 
         "auto" takes the fused form where there is one for the device and the dtype. "fused" is an error where it cannot
-        serve, never a silent fallback. Second derivatives and forward mode are taken from the plain form by themselves,
-        and with "auto" so is what torch.jit.trace records.
+        serve, never a silent fallback (but for streams on a GPU, whose single steps are plain). Second derivatives and
+        forward mode are taken from the plain form by themselves, and with "auto" so is what torch.jit.trace records.
         """
         return self._form
 
@@ -144,6 +144,11 @@ class RecurrentLayer(nn.Module, ABC):
     def directions(self) -> int:
         """2 if bidirectional, else 1."""
         return 2 if self.bidirectional else 1
+
+    @property
+    def draws_at_random(self) -> bool:
+        """Whether a call draws masks: in training, with dropout or zoneout."""
+        return self.training and bool(self.zoneout or self.recurrent_dropout or (self.dropout and self.num_layers > 1))
 
     @property
     def output_size(self) -> int:

@@ -7,6 +7,20 @@ from mistrnn.layers._layer import RecurrentLayer
 from mistrnn.layers._names import layer_class
 
 
+def count_parameters(
+    layer: str | type[RecurrentLayer], hidden_size: int, input_size: int, output_size: int, **options: Any
+) -> int:
+    """Return the number of parameters of a layer and its linear readout together; arguments as in `match_parameters`.
+
+    >>> count_parameters("lstm", 100, input_size=1, output_size=10)
+    41810
+    """
+    kind = _class_of("count_parameters", layer)
+    output_size = _checks.positive_int("count_parameters", "output_size", output_size)
+    model = kind(input_size, hidden_size, **{**options, "device": "meta"})
+    return model.parameter_count() + (model.output_size + 1) * output_size
+
+
 def match_parameters(
     layer: str | type[RecurrentLayer], budget: int, input_size: int, output_size: int, **options: Any
 ) -> int:
@@ -22,22 +36,17 @@ def match_parameters(
         output_size: the outputs of the readout, which has a bias.
         options: other arguments of the layer (delays, num_layers, ...).
 
-    An LSTM with 100 units, 1 input and 10 classes has 41,810 parameters:
-
-    >>> [match_parameters(name, 41_810, input_size=1, output_size=10) for name in ("mist", "rnn", "clockwork")]
+    >>> budget = count_parameters("lstm", 100, input_size=1, output_size=10)
+    >>> [match_parameters(name, budget, input_size=1, output_size=10) for name in ("mist", "rnn", "clockwork")]
     [139, 198, 256]
     """
-    kind = layer_class(layer) if isinstance(layer, str) else layer
-    if not (isinstance(kind, type) and issubclass(kind, RecurrentLayer)):
-        raise TypeError(f"match_parameters: expected layer to be a class of mistrnn or its name, got {layer!r}.")
+    kind = _class_of("match_parameters", layer)
     budget = _checks.positive_int("match_parameters", "budget", budget)
-    output_size = _checks.positive_int("match_parameters", "output_size", output_size)
     step = kind.hidden_size_step(**options)
     smallest = 2 * step if options.get("layer_norm") else step  # a unit alone cannot be normalised
 
     def count(hidden_size: int) -> int:
-        model = kind(input_size, hidden_size, **{**options, "device": "meta"})
-        return model.parameter_count() + (model.output_size + 1) * output_size
+        return count_parameters(kind, hidden_size, input_size, output_size, **options)
 
     if count(smallest) > budget:
         raise ValueError(
@@ -51,3 +60,10 @@ def match_parameters(
         middle = fits + (exceeds - fits) // step // 2 * step
         fits, exceeds = (middle, exceeds) if count(middle) <= budget else (fits, middle)
     return fits
+
+
+def _class_of(caller: str, layer: str | type[RecurrentLayer]) -> type[RecurrentLayer]:
+    kind = layer_class(layer) if isinstance(layer, str) else layer
+    if not (isinstance(kind, type) and issubclass(kind, RecurrentLayer)):
+        raise TypeError(f"{caller}: expected layer to be a class of mistrnn or its name, got {layer!r}.")
+    return kind

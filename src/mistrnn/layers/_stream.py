@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Stream:
     """A running layer: `output = stream(input)` for one step after another; made by `layer.stream(batch_size)`.
 
-    It runs the same steps as a whole run, without gradients, on a copy of the weights as they were when it was made, in
-    the layer's form.
+    It runs the same steps as a whole run, without gradients, on a copy of the weights as they were when it was made; on a
+    CPU in the layer's form, on a GPU in the plain one.
     """
 
     def __init__(self, layer: "RecurrentLayer", batch_size: int, state: State | None) -> None:
@@ -28,7 +28,7 @@ class Stream:
             raise ValueError(
                 f"{self._name}: expected bidirectional=False for a stream, because the future has not come yet."
             )
-        if layer.training and (layer.zoneout or layer.recurrent_dropout or (layer.dropout and layer.num_layers > 1)):
+        if layer.draws_at_random:
             raise ValueError(
                 f"{self._name}: expected evaluation mode for a stream, because dropout and zoneout draw at random in "
                 "training; call layer.eval() first."

@@ -124,7 +124,7 @@ def compare(row: Row, seeds: Iterable[SeedRun], published_data: str | None = Non
         ours, rate = summary.test_error, summary.log10_learning_rate
     else:
         size = min(row.study.trials, max(seed.finished for seed in alike))
-        ours, rate = resampled([trial for seed in alike for trial in seed.trials], size)
+        ours, rate = resampled([trial for seed in alike for trial in seed.trials], size, of=alike[0].study.trials)
     if row.published.deviation is None:
         reasons.append("published without a spread")
     if reasons:
@@ -181,13 +181,14 @@ def differences(paper: Study, run: SeedRun) -> list[str]:
 
 
 def resampled(
-    trials: Sequence[dict[str, Any]], size: int, resamples: int = RESAMPLES
+    trials: Sequence[dict[str, Any]], size: int, resamples: int = RESAMPLES, of: int | None = None
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return mean and spread of the top 10%'s error, and of its log10 learning rate, over random samples of so many trials.
 
     One sweep's top 5 of 50 scatter: this says around what, and how much. The mean is over samples without replacement: with
     it a sample has fewer different trials than a sweep, and worse best ones. The spread is over samples with replacement:
-    without it they would be more alike than sweeps are. They are the same each time.
+    without it they would be more alike than sweeps are. They are the same each time. `of` is how many trials a whole sweep
+    has, if these samples are smaller (`summarise`).
 
     >>> ok = {"status": "ok", "learning_rate": 0.1}
     >>> trials = [{"trial": k, "val_error": k / 20, "test_error": k / 20, **ok} for k in range(20)]
@@ -196,8 +197,8 @@ def resampled(
     (True, True)
     """
     draw, pool = random.Random(0), list(trials)
-    different = [summarise(draw.sample(pool, size)) for _ in range(resamples)]
-    repeated = [summarise(draw.choices(pool, k=size)) for _ in range(resamples)]
+    different = [summarise(draw.sample(pool, size), of) for _ in range(resamples)]
+    repeated = [summarise(draw.choices(pool, k=size), of) for _ in range(resamples)]
     return (
         _mean_and_spread([one.test_error[0] for one in different], [one.test_error[0] for one in repeated]),
         _mean_and_spread(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from mistrnn.layers import LAYERS, match_parameters
+from mistrnn.layers import LAYERS, count_parameters, match_parameters
 from mistrnn.paper.comparison import NOT_COMPARABLE, Published, Row, SeedRun, differences, one_of_each_seed
 from mistrnn.tasks import make_task
 from mistrnn.training import Recorded, Study, summarise
@@ -45,8 +45,7 @@ NOT_TOLD = Published(float("nan"), None)
 def rows(delays: Sequence[int] = DELAYS, *, control: bool = False) -> list[Row]:
     """Return a row for each delay and layer, with about the parameters of an LSTM with 100 units; or the larger Clockwork."""
     task = make_task("copy", {"delay": 10})  # inputs and outputs are the same for every delay
-    budget = LAYERS["lstm"](task.input_size, LSTM_UNITS, device="meta").parameter_count()
-    budget += (LSTM_UNITS + 1) * task.output_size
+    budget = count_parameters("lstm", LSTM_UNITS, task.input_size, task.output_size)
     found = []
     for delay in delays:
         for layer in ("clockwork",) if control else LAYERS_COMPARED:

@@ -9,7 +9,7 @@ Hardware and time: not run in full yet; the stand-in, 10 trials × 300 steps of 
 
 from collections.abc import Sequence
 
-from mistrnn.layers import LAYERS, match_parameters
+from mistrnn.layers import count_parameters, match_parameters
 from mistrnn.paper.comparison import Comparison, Published, Row, SeedRun, compare
 from mistrnn.training import Study
 
@@ -34,7 +34,7 @@ ROWS = (
 
 
 def _stand_in_rows() -> tuple[Row, ...]:
-    budget = LAYERS["lstm"](HAPT_INPUTS, 100, device="meta").parameter_count() + 101 * HAPT_CLASSES
+    budget = count_parameters("lstm", 100, HAPT_INPUTS, HAPT_CLASSES)
     found = []
     for layer, name in (("rnn", "Simple RNN"), ("lstm", "LSTM"), ("clockwork", "Clockwork RNN"), ("mist", "MIST RNN")):
         hidden = match_parameters(layer, budget, HAPT_INPUTS, HAPT_CLASSES)

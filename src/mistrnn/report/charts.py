@@ -114,7 +114,7 @@ def error_by_learning_rate(found: Found) -> Chart | None:
     worst = max((t["val_error"] for t in found.trials if t["val_error"] is not None), default=1.0)
     for trial in found.trials:
         error, status = trial["val_error"], trial["status"]
-        kind = {"ok": "finished", "crashed": "crashed"}.get(status)
+        kind = {"ok": "finished", "crashed": "crashed", "stopped": "stopped early"}.get(status)
         kind = kind or ("diverged later" if error is not None else "diverged before a validation")
         point = {
             "x": rounded([trial["learning_rate"]])[0],

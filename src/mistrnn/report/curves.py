@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from mistrnn.report._files import STYLES
+from mistrnn.report._files import STYLES, save_figure
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Curves:
     """Which of the trials is the best by validation."""
 
 
-def draw_curves(studies: Sequence[Curves], path: Path, *, title: str, trivial_error: float) -> None:
-    """Draw every trial as a thin line and each study's best as a thick one, and save the picture."""
+def draw_curves(studies: Sequence[Curves], folder: Path, name: str, *, title: str, trivial_error: float) -> list[Path]:
+    """Draw every trial as a thin line and each study's best as a thick one, and return the files: svg, png, csv."""
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axes = figure.subplots()
     axes.axhline(trivial_error, color="0.5", linewidth=1)
@@ -43,4 +43,10 @@ def draw_curves(studies: Sequence[Curves], path: Path, *, title: str, trivial_er
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, title="best of the trials (thick)", alignment="left")
-    figure.savefig(path, dpi=150)
+    points = (
+        {"layer": study.label, "trial": k, "step": step, "validation error": error}
+        for study in studies
+        for k, (steps, errors) in enumerate(study.trials)
+        for step, error in zip(steps, errors, strict=True)
+    )
+    return save_figure(figure, folder, name, list(points))

@@ -1,8 +1,9 @@
 """Where a data set comes from: a folder or a zip archive, read in place. Nothing is ever unpacked."""
 
+import math
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
@@ -51,6 +52,17 @@ class Source:
     def where(self, name: str) -> str:
         """Return how to name a file in a message."""
         return f"{self.place}/{name}" if self._archive is None else f"{self.place}: {name}"
+
+
+def finite_numbers(words: Sequence[str], count: int, where: str) -> list[float]:
+    """Return the numbers of a line that should have so many of them; `where` is how to name it in a message."""
+    try:
+        found = [float(word) for word in words]
+    except ValueError:
+        found = []
+    if len(found) != count or not all(map(math.isfinite, found)):
+        raise UsageError(f"{where}: expected {count} finite numbers, got {' '.join(words)[:60]!r}.")
+    return found
 
 
 @contextmanager

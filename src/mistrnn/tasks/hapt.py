@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mistrnn.errors import UsageError
 from mistrnn.tasks._recordings import Item, RecordingTask, prepare, standardised
-from mistrnn.tasks._source import Source, opened
+from mistrnn.tasks._source import Source, finite_numbers, opened
 from mistrnn.tasks._task import Split
 
 VALIDATION_USERS = frozenset({27, 28, 29, 30})
@@ -149,15 +149,8 @@ def _mean_of(values: NDArray[np.float64], every: int) -> NDArray[np.float64]:
 
 
 def _numbers(source: Source, name: str) -> NDArray[np.float64]:  # [samples, 3]
-    rows = []
-    for number, line in enumerate(source.text(name).splitlines(), start=1):
-        try:
-            row = [float(word) for word in line.split()]
-        except ValueError:
-            row = []
-        if len(row) != 3 or not np.isfinite(row).all():
-            raise UsageError(f"{source.where(name)}, line {number}: expected three numbers, got {line[:60]!r}.")
-        rows.append(row)
+    lines = enumerate(source.text(name).splitlines(), start=1)
+    rows = [finite_numbers(line.split(), 3, f"{source.where(name)}, line {number}") for number, line in lines]
     if not rows:
         raise UsageError(f"{source.where(name)}: expected samples, and there are none.")
     return np.array(rows)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mistrnn.errors import UsageError
 from mistrnn.tasks._recordings import Frames, Item, RecordingTask, prepare, standardised
-from mistrnn.tasks._source import Source, opened
+from mistrnn.tasks._source import Source, finite_numbers, opened
 from mistrnn.tasks._task import Split
 
 COLUMNS = ("acc_x", "acc_y", "acc_z", "gyro_x", "gyro_y", "gyro_z", "azimuth", "pitch", "roll")
@@ -96,17 +96,8 @@ def _annotated(source: Source, name: str) -> NDArray[np.float64]:  # [samples, 9
 
 
 def _rows(source: Source, name: str, rows: Iterable[list[str]], first: int, width: int) -> NDArray[np.float64]:
-    found = []
-    for number, words in enumerate(rows, start=first):
-        try:
-            row = [float(word) for word in words]
-        except ValueError:
-            row = []
-        if len(row) != width or not np.isfinite(row).all():
-            raise UsageError(
-                f"{source.where(name)}, line {number}: expected {width} finite numbers, got {','.join(words)[:60]!r}."
-            )
-        found.append(row)
+    lines = enumerate(rows, start=first)
+    found = [finite_numbers(words, width, f"{source.where(name)}, line {number}") for number, words in lines]
     if not found:
         raise UsageError(f"{source.where(name)}: expected samples, and there are none.")
     return np.array(found)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from mistrnn.errors import UsageError
 from mistrnn.tasks._recordings import Frames, Item, Recording, RecordingTask, prepare, standardised
-from mistrnn.tasks._source import Source, opened
+from mistrnn.tasks._source import Source, finite_numbers, opened
 from mistrnn.tasks._task import Split
 
 JIGSAWS = re.compile(r"(.*/)?Suturing/kinematics/AllGestures/Suturing_([A-Z])(\d{3})\.txt")
@@ -153,7 +153,7 @@ def _jigsaws(source: Source, name: str, transcription: str) -> Frames:
     """Return the labelled frames of a trial, every sixth of them."""
     rows = []
     for number, line in enumerate(source.text(name).splitlines(), start=1):
-        row = _numbers(line.split(), f"{source.where(name)}, line {number}", 76)
+        row = finite_numbers(line.split(), 76, f"{source.where(name)}, line {number}")
         rows.append([row[k] for k in JIGSAWS_COLUMNS])
     labels = np.full(len(rows), -1, dtype=np.int16)
     for number, line in enumerate(source.text(transcription).splitlines(), start=1):
@@ -175,16 +175,6 @@ def _jigsaws(source: Source, name: str, transcription: str) -> Frames:
     if not labelled.any():
         raise UsageError(f"{source.where(transcription)}: expected labels, and there are none.")
     return standardised(np.array(rows)[labelled][::JIGSAWS_EVERY]), labels[labelled][::JIGSAWS_EVERY]
-
-
-def _numbers(words: Sequence[str], where: str, count: int) -> list[float]:
-    try:
-        row = [float(word) for word in words]
-    except ValueError:
-        row = []
-    if len(row) != count or not np.isfinite(row).all():
-        raise UsageError(f"{where}: expected {count} finite numbers, got {' '.join(words)[:60]!r}.")
-    return row
 
 
 def _rows(source: Source, name: str, label: str) -> tuple[list[str], list[list[str]]]:
@@ -215,7 +205,7 @@ def _table(source: Source, name: str, column: str, classes: Sequence[str], left_
     labels: list[int] = []
     for number, row in enumerate(rows, start=2):
         where = f"{source.where(name)}, line {number}"
-        values.append(_numbers([row[k] for k in chosen], where, len(chosen)))
+        values.append(finite_numbers([row[k] for k in chosen], len(chosen), where))
         label = SPELLINGS.get(row[at], row[at])
         if label not in classes:
             raise UsageError(f"{where}: expected a label among {', '.join(classes)}, got {row[at]!r}.")

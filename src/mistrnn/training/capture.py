@@ -20,15 +20,16 @@ class Captured:
 
     def __init__(self, function: Callable[..., Any], *arguments: Tensor) -> None:
         self._arguments = [argument.clone() for argument in arguments]
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UPS):
-                function(*self._arguments)
-        torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._results = function(*self._arguments)
+        with torch.cuda.device(arguments[0].device):  # the computation's own, which need not be the current one
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UPS):
+                    function(*self._arguments)
+            torch.cuda.current_stream().wait_stream(side)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, stream=side):
+                self._results = function(*self._arguments)
         # A replay never goes through autograd; what the recording left of it is not needed.
         self._results = tree_map(lambda value: value.detach(), self._results)
 

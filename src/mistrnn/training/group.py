@@ -176,7 +176,7 @@ class Group:
         study = self.study
         if not study.readout_dropout:
             return ()
-        shape = inputs.size(1), study.batch_size
+        shape = inputs.size(1), study.batch_size, self.model.layer.output_size
         masks = [study.dropout_mask(self.records[k].trial, self.step, shape) for k in self.running]
         if share is not None:
             masks = [mask[:, places] for mask, places in zip(masks, share.cpu(), strict=True)]

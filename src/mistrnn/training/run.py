@@ -68,8 +68,9 @@ class Run:
         self._study, self._task, self._device, self._processes = study, task, device, processes
         with _failures_named():
             self._group = Group(study, task, trials, device, processes)
+            if checkpoint is not None:
+                self._group.restore(*checkpoint)
         if checkpoint is not None:
-            self._group.restore(*checkpoint)
             self._seconds_before = checkpoint[1]["seconds"]
 
     @property

@@ -242,10 +242,10 @@ class Study:
         generator = torch.Generator().manual_seed(_seed(self.seed, trial, f"epoch {epoch}"))
         return torch.randperm(size, generator=generator)
 
-    def dropout_mask(self, trial: int, step: int, shape: tuple[int, int]) -> Tensor:  # [T, B, H]
+    def dropout_mask(self, trial: int, step: int, shape: tuple[int, int, int]) -> Tensor:  # [T, B, H]
         """Return what a trial's readout reads at an optimisation step: 0, or 1 / (1 - p); whatever T, its first steps agree."""
         generator = torch.Generator().manual_seed(_seed(self.seed, trial, f"dropout {step}"))
-        kept = torch.rand(*shape, self.hidden, generator=generator) >= self.readout_dropout
+        kept = torch.rand(shape, generator=generator) >= self.readout_dropout
         return kept.to(self.dtype) / (1 - self.readout_dropout)
 
 

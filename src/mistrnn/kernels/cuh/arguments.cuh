@@ -47,7 +47,7 @@ struct Arguments {
   Real* dz;     // [E, T, B, columns] gradients of the pre-activations, by step
   Real* mixed;  // [E, T, B, mixed columns] what MIST's last matrix read, by step
   Real* ring;   // [E, blocks, warps, steps, values] under way between steps: MIST's dm, sums of NARX
-  Real* sums;   // [E, B, kinds, columns] sums over all steps: of dz, of dz x, of the gradients of the gains
+  Real* sums;   // [E, blocks, kinds, columns] sums over all steps: of dz, of dz x, of the gradients of the gains
   Real *d_initial_h, *d_initial_c;
   Real *d_probe_h, *d_probe_c;  // [E, T, B, H] the full derivatives with respect to the h and c of every step
 };

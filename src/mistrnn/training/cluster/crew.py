@@ -124,7 +124,8 @@ class Crew:
     def _failed(self, member: Member, failure: Failure) -> None:
         if failure.kind == "setup":
             self._ray.kill(member.actor)
-            if not any(other.desk for other in (*self._busy.values(), *self._idle)):
+            others = (*self._busy.values(), *self._idle)
+            if not any(other.desk or other.doing == "settle" for other in others):
                 raise UsageError(failure.text)
             self._ledger.watch.say(f"going on without a worker: {failure.text}")
             return

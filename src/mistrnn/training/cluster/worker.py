@@ -1,6 +1,5 @@
 """A worker: a process of the cluster that trains groups for whoever runs the study, one at a time."""
 
-import hashlib
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from mistrnn.errors import UsageError
 from mistrnn.training.cluster.shipping import Packed, unpacked
 from mistrnn.training.embedded import choose_device
 from mistrnn.training.memory import OutOfMemory, trials_that_fit
+from mistrnn.training.provenance import code_digest
 from mistrnn.training.run import Checkpoint, ComputationFailed, Results, Run, Standing, device_name
 from mistrnn.training.study import Study
 from mistrnn.training.sweep import study_task
@@ -59,11 +59,8 @@ class Failure:
 @cache
 def versions() -> dict[str, str]:
     """Return what must be the same wherever trials of one study run."""
-    root, sources = Path(mistrnn.__file__).parent, hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        sources.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return {
-        "mistrnn": f"{mistrnn.__version__} (sources {sources.hexdigest()[:8]})",
+        "mistrnn": f"{mistrnn.__version__} (code {code_digest()})",
         "torch": torch.__version__.split("+")[0],
     }
 
