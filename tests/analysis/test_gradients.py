@@ -307,6 +307,21 @@ def test_unbatched_packed_and_batch_first_input() -> None:
     torch.testing.assert_close(again.h, batched.h)
 
 
+@pytest.mark.parametrize("sort", [True, False])
+def test_packed_sequences_count_from_their_own_last_steps(sort: bool) -> None:
+    layer = small("mist", delays=[1, 2])
+    sequences = [torch.randn(length, 3).double() for length in ((9, 7, 4) if sort else (4, 9, 7))]
+
+    def loss(result: Any) -> Tensor:
+        return result[1][0, -1].square().sum()
+
+    found = gradient_norms(layer, nn.utils.rnn.pack_sequence(sequences, enforce_sorted=sort), loss).h
+    alone = [gradient_norms(layer, sequence.unsqueeze(1), loss).h for sequence in sequences]
+    for tau, norm in enumerate(found):
+        reaching = [norms[tau] for norms in alone if tau < len(norms)]
+        torch.testing.assert_close(norm, torch.stack(reaching).mean())
+
+
 class InTwo(nn.Module):
     """A layer that is called twice, with or without its state handed on."""
 

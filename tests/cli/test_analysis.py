@@ -44,7 +44,10 @@ def test_paths_are_shown_and_written(mist: Mist, tmp_path: Path) -> None:
             "expected delays that add up to tau = 7, got [2, 4], which do not.",
         ),
         (["paths", "--tau", "0"], "expected tau to be a whole number >= 1, got 0."),
-        (["paths", "--tau", "5", "--delays", "0,1"], "expected delays to be whole numbers >= 1"),
+        (
+            ["paths", "--tau", "5", "--delays", "0,1"],
+            "expected delays >= 1, because they count steps, got 0 in [0, 1].",
+        ),
         (
             ["paths", "--tau", "5", "--delays", "a"],
             "expected --delays to be a number or a list such as 1,2,4, got 'a'.",
@@ -53,8 +56,9 @@ def test_paths_are_shown_and_written(mist: Mist, tmp_path: Path) -> None:
         (["paths", "--tau", "5", "--csv", "no/such/folder.csv"], "cannot write no/such/folder.csv"),
         (
             ["paths", "--tau", "5", "--delays", "-3"],
-            "expected --delays to be a number >= 1 or a list such as 1,2,4, got '-3'.",
+            "expected delays >= 1, got -3.",
         ),
+        (["paths", "--tau", "5", "--delays", "100"], "expected delays <= 20 as a count"),
         (["paths", "--tau", "5", "--csv", "."], "cannot write ."),
         (
             ["gradients", "copy", "--every", "0", "--out", "x"],

@@ -89,6 +89,14 @@ def test_stream_stops_at_a_bad_line(
     assert expected in err
 
 
+def test_stream_does_not_skip_the_names_of_other_columns(
+    mist: Mist, monkeypatch: pytest.MonkeyPatch, fitted: tuple[Path, Path]
+) -> None:
+    status, out, err = streamed(mist, monkeypatch, fitted[0], b"x,y\n1,2\n", "--skip-bad")
+    assert (status, out) == (2, "label,probability\n")
+    assert "line 1: expected the columns a, b, or numbers, got 'x,y'." in err
+
+
 def test_stream_answers_every_line_where_the_names_are_numbers(
     mist: Mist, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -82,14 +82,14 @@ def test_the_best_parameters_are_those_of_the_best_epoch(monkeypatch: pytest.Mon
     ).fit(x, y)
     assert model.best_epoch_ < 12
     for name, value in model.network_.state_dict().items():
-        assert torch.equal(value, seen[model.best_epoch_ - 1][name])
+        assert torch.equal(value, seen[2:][model.best_epoch_ - 1][name])  # the first two are before all epochs
 
 
 def test_patience_counts_once_something_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
     train_losses = iter([1.0] * 20 + [0.8] * 30)
     monkeypatch.setattr(_fitting, "_epoch", lambda *_: (next(train_losses), 0, 1))
-    validated = iter([0.5] + [0.7] * 49)
-    monkeypatch.setattr(_fitting, "mean_loss", lambda *_: next(validated))
+    measured = iter([1.0, 1.0, 0.5] + [0.7] * 49)  # untrained, in training and in validation, and then in validation
+    monkeypatch.setattr(_fitting, "mean_loss", lambda *_: next(measured))
     model = SequenceClassifier(hidden_size=2, max_epochs=50, patience=3, early_stopping=True).fit(*slopes(100))
     assert (model.best_epoch_, model.n_epochs_) == (1, 24)
 
@@ -264,9 +264,9 @@ def test_weights_move_what_is_predicted() -> None:
     assert share_of_ones(model.set_params(class_weight={0: 1.0, 1: 8.0})) == pytest.approx(0.8, abs=0.05)
     others = share_of_ones(model.set_params(class_weight={1: 8.0}))
     assert others == share_of_ones(model.set_params(class_weight={0: 1.0, 1: 8.0}))
-    for wrong in ({0: 0.0, 1: 0.0}, {1: -1.0}, {1: np.nan}, {1: np.inf}):
+    for wrong in ({0: 0.0, 1: 0.0}, {1: -1.0}, {1: np.nan}, {1: np.inf}, {1: "x"}):
         with pytest.raises(
-            ValueError, match="expected the weights of classes to be finite, none below 0 and one above"
+            ValueError, match="expected the weights of classes to be finite numbers, none below 0 and one above"
         ):
             model.set_params(class_weight=wrong).fit(x, y)
     examples = model.set_params(class_weight="balanced")._learn(list(x), y, np.where(y, 3.0, 1.0))
@@ -377,20 +377,78 @@ def test_training_that_diverges_says_so() -> None:
     x, _ = slopes()
     for epochs, given in ((5, 5), (100, 10)):  # it does not go on for ever
         model = SequenceRegressor(hidden_size=4, learning_rate=1e30, layer="rnn", max_epochs=epochs)
-        message = (
-            rf"the training diverged, no epoch of {given} had finite gradients: .* lower learning_rate than 1e\+30"
-        )
+        message = rf"the training diverged in each of {given} epochs: .* lower learning_rate than 1e\+30"
         with pytest.raises(ValueError, match=message):
             model.fit(x, x[:, 0, 0])
 
 
 def test_an_epoch_in_which_the_training_falls_over_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
-    losses = iter([0.7, 0.4, 2.0, 0.5, 0.75, 0.3])
-    monkeypatch.setattr(_fitting, "_epoch", lambda *_: (next(losses), 0, 1))
+    losses = iter([0.7, 0.7, 0.4, 2.0, 0.5, 0.75, 0.3])  # the first of them untrained
+    monkeypatch.setattr(_fitting, "mean_loss", lambda *_: next(losses))
     model = SequenceClassifier(hidden_size=4, max_epochs=6, random_state=0).fit(*slopes(40))
     assert [epoch["undone"] for epoch in model.history_] == [False, False, True, False, False, False]
     assert [epoch["best_epoch"] for epoch in model.history_] == [1, 2, 2, 2, 2, 6]
     assert model.history_[3]["learning_rate"] == pytest.approx(3e-3 * 0.5 / 2)
+
+
+@pytest.mark.parametrize("learning_rate", [0.3, 1.0])
+def test_a_first_epoch_that_ruins_the_network_is_undone(learning_rate: float) -> None:
+    x = np.random.RandomState(0).randn(24, 2, 10)  # one minibatch: its loss is that of the network before the epoch
+    model = SequenceRegressor(hidden_size=16, max_epochs=100, learning_rate=learning_rate, random_state=0)
+    assert model.fit(x, x[:, 0, 0]).score(x, x[:, 0, 0]) > 0.99
+    assert model.history_[0]["undone"]
+    kept = model.history_[model.best_epoch_ - 1]["train_loss"]
+    assert kept == min(epoch["train_loss"] for epoch in model.history_)
+    standardised = (model.predict(x) - x[:, 0, 0]) / model.y_scale_
+    assert kept == pytest.approx(np.square(standardised).mean(), rel=1e-3)
+
+
+@pytest.mark.parametrize("cases", [24, 300])  # without a validation, and with one
+def test_a_learning_rate_that_ruins_every_epoch_is_said(cases: int) -> None:
+    x = np.random.RandomState(0).randn(cases, 2, 10)
+    for model, y in ((SequenceRegressor, x[:, 0, 0]), (SequenceClassifier, x[:, 0, 0] > 0)):
+        with pytest.raises(ValueError, match=r"diverged in each of 10 epochs: try a lower learning_rate than 1000000"):
+            model(hidden_size=16, max_epochs=100, learning_rate=1e6, random_state=0).fit(x, y)
+
+
+def test_numbers_that_are_all_the_same_and_very_small_ones_are_predicted() -> None:
+    x = np.random.RandomState(0).randn(40, 1, 6)
+    same = SequenceRegressor(hidden_size=4, max_epochs=2, random_state=0).fit(x, np.full(40, 5.0))
+    np.testing.assert_array_equal(same.predict(x), 5.0)
+    small = SequenceRegressor(hidden_size=16, max_epochs=150, random_state=0).fit(x, 1e-170 * x[:, 0, 0])
+    assert np.corrcoef(small.predict(x) * 1e170, x[:, 0, 0])[0, 1] > 0.9
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_fit_where_gradients_are_switched_off(mode: Any) -> None:
+    x, y = slopes(40)
+    with mode():
+        model = SequenceClassifier(hidden_size=4, max_epochs=2, random_state=0).fit(x, y)
+    assert model.network_.readout.weight.requires_grad
+    assert not model.network_.readout.weight.is_inference()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_the_network_has_float32_whatever_torchs_default(dtype: torch.dtype) -> None:
+    x, y = slopes(40)
+    expected = SequenceClassifier(hidden_size=4, max_epochs=2, random_state=0).fit(x, y).predict_proba(x)
+    torch.set_default_dtype(dtype)
+    try:
+        found = SequenceClassifier(hidden_size=4, max_epochs=2, random_state=0).fit(x, y).predict_proba(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert np.isfinite(found).all()
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=0.2)  # drawn in another type
+
+
+def test_probabilities_inside_autocast() -> None:
+    x, y = slopes(40)
+    model = SequenceClassifier(hidden_size=4, max_epochs=2, random_state=0).fit(x, y)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, said = model.predict_proba(x), model.stream()(x[0, :, 0])
+    np.testing.assert_allclose(found, model.predict_proba(x), atol=0.02)
+    assert said.probabilities.sum() == pytest.approx(1.0, abs=1e-5)
 
 
 def test_a_gradient_that_overflows_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+import torch.nn.utils.prune
 
 from mistrnn import MIST, FrameLabeler, SequenceClassifier, SequenceRegressor
 from mistrnn.estimators import _saved
+from mistrnn.estimators.export import export_onnx
 from mistrnn.layers import LAYERS
 from tests.estimators.data import slopes
 
@@ -125,6 +128,20 @@ def test_a_kind_of_ones_own_cannot_be_saved(tmp_path: Path) -> None:
         ValueError, match=r"expected one of SequenceClassifier, FrameLabeler, SequenceRegressor .* got Mine"
     ):
         new(Mine).save_pretrained(tmp_path)
+
+
+def test_weights_that_hooks_compute_are_refused_and_saved_once_they_are_weights(tmp_path: Path) -> None:
+    model = new(SequenceClassifier)
+    torch.nn.utils.prune.random_unstructured(model.network_.layer, "weight_hh_l0", 0.5)
+    for write in (lambda: model.save_pretrained(tmp_path), lambda: export_onnx(model, tmp_path / "model.onnx")):
+        with pytest.raises(
+            ValueError, match=r"expected plain weights, and layer\.weight_hh_l0 is pruned or normalised"
+        ):
+            write()
+    assert list(tmp_path.iterdir()) == []
+    torch.nn.utils.prune.remove(model.network_.layer, "weight_hh_l0")
+    model.save_pretrained(tmp_path)
+    np.testing.assert_array_equal(SequenceClassifier.from_pretrained(tmp_path).predict_proba(X), model.predict_proba(X))
 
 
 def test_a_disk_that_fills_up_leaves_the_old_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

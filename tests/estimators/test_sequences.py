@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -158,13 +159,45 @@ def test_batches_hold_every_case_once_and_stay_small() -> None:
     assert list(padded.shape) == [int(lengths.max()), len(found[-1]), 1]
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"groups": pd.Series([1, 2, None, 3] * 10, dtype="Int64")},
+            "expected a group for every case, got none for case 2",
+        ),
+        ({"groups": [(1, 2)] * 40}, "expected groups to be a list of names or numbers, got"),
+        ({"groups": "a" * 40}, "expected groups to be a list of names or numbers, got 'aaa"),
+        ({"y": np.array(["a", np.nan] * 20, dtype=object)}, "expected a label for every case, got none for case 1"),
+        ({"y": np.array(["a", None] * 20, dtype=object)}, "expected a label for every case, got none for case 1"),
+    ],
+)
+def test_groups_and_labels_that_are_none_are_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SequenceClassifier(max_epochs=1).fit(X, **{"y": Y, **given})
+
+
+def test_weights_of_any_size_count_by_their_ratios() -> None:
+    def fitted(weight: float) -> Any:
+        return SequenceClassifier(hidden_size=2, max_epochs=1, random_state=0).fit(X, Y, np.full(40, weight))
+
+    np.testing.assert_array_equal(fitted(1e308).predict_proba(X), fitted(1.0).predict_proba(X))
+
+
+@pytest.mark.parametrize("unlabeled", ["-1", [-1, 2]])
+def test_unlabeled_must_be_of_the_type_of_the_labels(unlabeled: Any) -> None:
+    labels = np.where(X[:, 0] > 0, 1, 0)
+    with pytest.raises(ValueError, match="expected unlabeled to be"):
+        FrameLabeler(unlabeled=unlabeled, max_epochs=1).fit(X, labels)
+
+
 def test_targets_of_a_regression_must_be_finite_numbers() -> None:
     with pytest.raises(ValueError, match="y contains NaN"):
         SequenceRegressor().fit(X, [np.nan] * 40)
     with pytest.raises(ValueError, match="could not convert string to float"):
         SequenceRegressor().fit(X, Y)
-    with pytest.raises(ValueError, match="expected smaller numbers in y: their squares overflow"):
-        SequenceRegressor().fit(X, X[:, 0, 0] * 1e300)
+    with pytest.raises(ValueError, match="expected smaller numbers in y: their sum overflows"):
+        SequenceRegressor().fit(X, np.full(len(X), 1e308))
 
 
 def test_a_gap_is_a_gap_and_a_label_is_a_label_whatever_numpy_makes_of_them() -> None:
@@ -173,6 +206,8 @@ def test_a_gap_is_a_gap_and_a_label_is_a_label_whatever_numpy_makes_of_them() ->
     plain = [row.tolist() for row in whole[:1]] + [[None, *row[1:].tolist()] for row in whole[1:]]
     of_numpy = [whole[0]] + [[None, *row[1:]] for row in whole[1:]]  # np.int64 beside None
     as_floats = [whole[0]] + [np.where(np.arange(20) == 0, np.nan, row) for row in whole[1:]]
+    gaps_everywhere = FrameLabeler(hidden_size=4, max_epochs=1).fit(x[1:], as_floats[1:])
+    assert gaps_everywhere.classes_.dtype.kind == "i"
     models = [FrameLabeler(hidden_size=4, max_epochs=3, random_state=0).fit(x, y) for y in (plain, of_numpy, as_floats)]
     for model, y in zip(models, (plain, of_numpy, as_floats), strict=True):
         assert model.classes_.tolist() == [0, 1]

@@ -205,6 +205,10 @@ def test_data_lives_on_the_device(name: str, data: dict[str, Path]) -> None:
 def test_unknown_names_and_settings_are_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"^expected a task among copy, addition, smnist, pmnist, .*, got 'cpoy'.$"):
         make_task("cpoy")
+    with pytest.raises(
+        ValueError, match=r"^copy: expected no data folder, because the task makes its own data, got x.$"
+    ):
+        make_task("copy", data="x")
     with pytest.raises(ValueError, match=r"^copy: expected no setting length, because the task's own are: delay.$"):
         make_task("copy", {"length": 3})
     with pytest.raises(ValueError, match=r"^pmnist: expected a data folder; give it with --data DIR, or get the files"):

@@ -196,6 +196,7 @@ def test_leftovers_of_a_killed_write_are_removed(tmp_path: Path) -> None:
         ("study.json", json.dumps({"format": 99}), "study.json: expected a study of format 1, got 99"),
         ("trials.jsonl", "{\n", "trials.jsonl, line 1: not JSON"),
         ("trials.jsonl", "5\n", "trials.jsonl, line 1: expected a trial with its status"),
+        ("trials.jsonl", (json.dumps(ROW) + "\n") * 2, "trials.jsonl, line 2: trial 0 once more"),
         ("curves.safetensors", "garbage", "curves.safetensors: not readable"),
         ("groups.json", '{"group_size": 0}', "groups.json: expected a group_size >= 1, got 0"),
         ("checkpoint-000.safetensors", "garbage", "checkpoint-000.safetensors: not a checkpoint"),

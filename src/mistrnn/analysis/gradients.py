@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mistrnn.layers import GRU, LSTM, RNN, RecurrentLayer
@@ -78,7 +79,8 @@ def gradient_norms(
         inputs: what it is called with; a tuple holds several arguments.
         loss: from what the model returns to the loss, a scalar. Let it be a sum over the sequences of the batch: a mean
             divides all norms by their number.
-        at: t, the step that the loss belongs to, counted from 0, or one for each sequence [B]; the last step if left out.
+        at: t, the step that the loss belongs to, counted from 0, or one for each sequence [B]. If left out, the last step;
+            of packed sequences, the last of each.
         watch: the recurrent modules to watch, if not all that are found.
 
     Returns:
@@ -119,7 +121,17 @@ def gradient_norms(
             f"gradient_norms: expected {probes.afresh} to run once over the sequence, or piece after piece with its state "
             "handed on, got a later call without a state."
         )
+    first = inputs[0] if type(inputs) is tuple and inputs else inputs
+    if at is None and isinstance(first, PackedSequence):
+        at = _last_steps(first)
     return GradientNorms({name: by_tau(value, at) for name, value in norms.items()})
+
+
+def _last_steps(packed: PackedSequence) -> Tensor:  # [B]
+    """Return the last step of each sequence, in the order in which they were packed."""
+    sizes = packed.batch_sizes
+    lengths = (sizes.unsqueeze(1) > torch.arange(int(sizes[0]))).sum(0)  # longest first
+    return (lengths if packed.unsorted_indices is None else lengths[packed.unsorted_indices.cpu()]) - 1
 
 
 class _Probes:

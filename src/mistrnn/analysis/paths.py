@@ -107,8 +107,9 @@ def shortest_paths(delays: Sequence[int], max_tau: int) -> ShortestPaths:
     lengths = shortest_path_lengths(delays, max_tau)
     last_edge = np.zeros(max_tau + 1, dtype=np.int64)
     for delay in delays:  # the longest comes last
-        reached = (lengths[delay:] > 0) & (lengths[:-delay] == lengths[delay:] - 1) if delay <= max_tau else ()
-        last_edge[delay:][reached] = delay
+        if delay <= max_tau:
+            reached = (lengths[delay:] > 0) & (lengths[:-delay] == lengths[delay:] - 1)
+            last_edge[delay:][reached] = delay
     return ShortestPaths(lengths, last_edge)
 
 

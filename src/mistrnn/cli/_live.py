@@ -71,7 +71,9 @@ class Rows:
         if not any(cell in self._columns for cell in cells):
             if any(is_number(cell) for cell in cells):
                 return False  # a row with something else in it
-            raise BadLineError(
+            # Names of other columns; a greeting of the device has fewer cells.
+            looks_like_names = len(cells) == self._cells > 1 and all(cell[:1].isalpha() for cell in cells)
+            raise (UsageError if looks_like_names else BadLineError)(
                 f"expected the columns {', '.join(self._columns)}, or numbers, got {_short(','.join(cells))}."
             )
         missing = [name for name in self._columns if name not in cells]

@@ -138,9 +138,7 @@ def paths(
             own = suggest_delays(tau, suggest)
         else:
             chosen = numbers("delays", delays)
-            own = tuple(chosen) if isinstance(chosen, list) else tuple(2**k for k in range(chosen))
-            if not own:
-                raise UsageError(f"expected --delays to be a number >= 1 or a list such as 1,2,4, got {delays!r}.")
+            own = MIST(1, 1, delays=chosen, device="meta").delays
         found, counts = shortest_paths(own, tau), log10_path_counts(own, tau)
         path = shortest_path(own, tau)
     except MemoryError as error:

@@ -57,10 +57,14 @@ class ClassEstimator(SequenceEstimator):
         unknown = [key for key in given if key not in names]
         if unknown and any(name not in given for name in names):  # else it may be a fold that lacks a rare class
             raise UsageError(f"{self._name}: expected class_weight to name classes among {names}, got {unknown}.")
-        found = np.array([given.get(label, 1.0) for label in names], dtype=np.float64)
+        try:
+            found = np.array([given.get(label, 1.0) for label in names], dtype=np.float64)
+        except (TypeError, ValueError):
+            found = np.array([np.nan])
         if not (np.isfinite(found).all() and (found >= 0).all() and found.any()):
             raise UsageError(
-                f"{self._name}: expected the weights of classes to be finite, none below 0 and one above, got {dict(given)}."
+                f"{self._name}: expected the weights of classes to be finite numbers, none below 0 and one above, got "
+                f"{dict(given)}."
             )
         return found
 
@@ -84,7 +88,7 @@ class ClassEstimator(SequenceEstimator):
 
 
 def _answer(classes: NDArray[Any], scores: Tensor) -> Answer:
-    probabilities = scores.softmax(-1).numpy()
+    probabilities = scores.float().softmax(-1).numpy()
     best = int(probabilities.argmax())
     return Answer(classes[best], float(probabilities[best]), probabilities)
 

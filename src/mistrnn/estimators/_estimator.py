@@ -158,19 +158,23 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         if not weight.any():
             raise UsageError(f"{self._name}: expected a sample weight above 0, got only zeros.")
         if groups is not None:
-            check_consistent_length(cases, groups)
-            missing = [k for k, group in enumerate(np.asarray(groups, dtype=object)) if group is None or group != group]
+            named = np.asarray(groups, dtype=object)
+            if named.ndim != 1:
+                raise UsageError(f"{self._name}: expected groups to be a list of names or numbers, got {groups!r:.80}.")
+            check_consistent_length(cases, named)
+            missing = [k for k, group in enumerate(named) if is_missing(group)]
             if missing:
                 raise UsageError(f"{self._name}: expected a group for every case, got none for case {missing[0]}.")
         counted = np.flatnonzero(weight)  # a case that counts nothing is as good as absent
-        kept, weight = [cases[k] for k in counted], weight[counted] / weight[counted].mean()
+        weight = weight[counted] / weight.max()  # whose sum cannot overflow
+        kept, weight = [cases[k] for k in counted], weight / weight.mean()
         examples = self._learn(kept, _chosen(y, counted), weight)
         taught = np.array([k for k, own in enumerate(examples.weights) if own.any()])  # those with anything to learn
         examples, owners = examples.subset(taught), None if groups is None else np.asarray(groups)[counted][taught]
         random = check_random_state(self.random_state)
         train_on, validate_on = self._split(examples, owners, random)
         place = choose_device(str(self.device))
-        with _own_random_numbers(random.randint(2**31), place):
+        with _own_random_numbers(random.randint(2**31), place), torch.inference_mode(False), torch.enable_grad():
             self.network_ = self._new_network(train_on).to(place)
             plan = self._plan(train_on.cases)
             with followed(plan.epochs, bool(self.verbose), self.log_dir, report) as follow:
@@ -187,7 +191,7 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             # What is never farther back in training is not learnt, and would come as a surprise in a longer case.
             longest = min(max(len(case) for case in train_on.cases), self._piece or sys.maxsize)
             options["delays"] = min(MOST_DELAYS, max(3, 1 + int(math.log2(max(1, longest // 4)))))
-        layer = kind(self.n_channels_, self.hidden_size, self.num_layers, **options)
+        layer = kind(self.n_channels_, self.hidden_size, self.num_layers, **options).float()  # whatever torch's default
         network = Network(layer, self._output_size(), every_step=self._every_step, dropout=self.dropout)
         if self.standardize:
             network.mean, network.scale = statistics(self._name, train_on.cases, train_on.case_weights)
@@ -304,7 +308,8 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
                 )
         for name in ("max_epochs", "patience"):
             check(name, lambda v: v is None or is_whole(v), "a whole number from 1 on, or None")
-        check("learning_rate", lambda v: 0 < v < math.inf, "a number above 0")
+        check("standardize", lambda v: isinstance(v, bool | np.bool_), "True or False")
+        check("learning_rate", lambda v: 0 < v <= 1e30, "a number above 0 (and up to 1e30)")
         check("weight_decay", lambda v: 0 <= v < math.inf, "a number from 0 on")
         check("dropout", lambda v: 0 <= v < 1, "a number in [0, 1)")
         check("early_stopping", lambda v: v is True or v is False or v == "auto", 'True, False or "auto"')
@@ -425,6 +430,14 @@ def _own_random_numbers(seed: int, place: torch.device) -> Iterator[None]:
             with torch.cuda.device(place):
                 torch.cuda.manual_seed(seed)
         yield
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a label or a group is none: None, NaN, or pandas' NA, which does not even say whether it equals itself."""
+    try:
+        return value is None or bool(value != value)
+    except TypeError:
+        return True
 
 
 def is_whole(value: Any) -> bool:

@@ -69,7 +69,7 @@ class Epoch:
     epochs: int
     learning_rate: float
     train_loss: float | None
-    """None where it was not finite."""
+    """While it lasted; without a validation, of the parameters that it ended with. None where it was not finite."""
     validation_loss: float | None
     best_epoch: int
     overflows: int = 0
@@ -104,12 +104,18 @@ def train(
     """Train the network in place, leave it with the parameters of the epoch with the lowest loss, and return all epochs.
 
     That is the loss in validation, or without one that in training. An epoch in which the training fell over is undone: it
-    goes on from the best parameters so far with half the learning rate, ten times at most. It ends early where `report`
-    returns True.
+    goes on from the best parameters so far (the initial ones, if all that came after are worse) with half the learning
+    rate, ten times at most. It ends early where `report` returns True.
     """
     optimizer = _new_optimizer(network, plan)
     epochs: list[Epoch] = []
-    best_loss, best_epoch, best = math.inf, 0, copy.deepcopy(network.state_dict())
+    untrained, untrained_loss = copy.deepcopy(network.state_dict()), mean_loss(network, train_on, loss)
+    start_loss = untrained_loss if validate_on is None else mean_loss(network, validate_on, loss)
+    if not math.isfinite(untrained_loss):
+        raise UsageError(
+            "the loss is not finite before anything has been learnt: inputs, targets or weights are too large for float32."
+        )
+    best_loss, best_epoch, best = math.inf, 0, untrained
     first_loss, lowest_loss, brakes = math.inf, math.inf, 0
     learning_since: int | None = None
     for number in range(1, plan.epochs + 1):
@@ -117,13 +123,16 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = rate
         train_loss, overflows, steps = _epoch(network, optimizer, _minibatches(train_on, plan, random), loss)
+        if validate_on is None:
+            train_loss = mean_loss(network, train_on, loss)
         # It fell over: nothing to go by any more, or a loss as before it had learnt anything.
         fell = not math.isfinite(train_loss) or 2 * overflows > steps
-        fell = fell or train_loss > max(2 * lowest_loss, 1.1 * first_loss)
+        most = 2 * untrained_loss if first_loss == math.inf else max(2 * lowest_loss, 1.1 * first_loss)
+        fell = fell or train_loss > most
         validation_loss = None
         if fell:
             brakes += 1
-            network.load_state_dict(best)
+            network.load_state_dict(best if best_loss < start_loss else untrained)
             optimizer = _new_optimizer(network, plan)
         else:
             first_loss = train_loss if first_loss == math.inf else first_loss
@@ -142,10 +151,9 @@ def train(
         waited = 0 if learning_since is None else number - max(best_epoch, learning_since)
         if validate_on is not None and waited >= plan.patience:
             break
-    if not best_epoch:
+    if not best_epoch or (brakes == MOST_BRAKES and best_loss > 2 * start_loss):
         raise UsageError(
-            f"the training diverged, no epoch of {len(epochs)} had finite gradients: try a lower learning_rate than "
-            f"{plan.learning_rate}."
+            f"the training diverged in each of {len(epochs)} epochs: try a lower learning_rate than {plan.learning_rate}."
         )
     network.load_state_dict(best)
     network.eval()

@@ -33,7 +33,7 @@ from safetensors.torch import save as save_tensors
 
 import mistrnn
 from mistrnn.errors import UsageError
-from mistrnn.estimators.network import Network, layer_arguments
+from mistrnn.estimators.network import Network, check_plain_weights, layer_arguments
 from mistrnn.files import written_together
 from mistrnn.layers import LAYERS, RecurrentLayer, layer_class
 from mistrnn.training.embedded import choose_device
@@ -56,6 +56,7 @@ def save(estimator: "SequenceEstimator", folder: str | PathLike[str], *, force: 
     if type(estimator).__name__ not in _kinds():
         raise UsageError(f"expected one of {', '.join(_kinds())} to save, got {type(estimator).__name__}.")
     network = estimator.network_
+    check_plain_weights(network)
     tensors = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
     weights = save_tensors(tensors)
     config: dict[str, Any] = {

@@ -17,6 +17,7 @@ from torch import Tensor
 from mistrnn.errors import UsageError
 from mistrnn.estimators import _fitting
 from mistrnn.estimators._classes import ClassEstimator
+from mistrnn.estimators._estimator import is_missing
 from mistrnn.estimators._fitting import Examples
 from mistrnn.estimators._sequences import Case
 
@@ -51,6 +52,9 @@ class SequenceClassifier(ClassifierMixin, ClassEstimator):  # type: ignore[misc]
         y = column_or_1d(y, warn=True)
         if y.dtype.kind == "f":
             assert_all_finite(y, input_name="y")
+        missing = [k for k, label in enumerate(y) if is_missing(label)] if y.dtype == object else []
+        if missing:
+            raise UsageError(f"{self._name}: expected a label for every case, got none for case {missing[0]}.")
         check_classification_targets(y)
         targets = self._set_classes(y)
         weights = sample_weight * self._class_weights(targets, sample_weight)[targets]
@@ -66,7 +70,7 @@ class SequenceClassifier(ClassifierMixin, ClassEstimator):  # type: ignore[misc]
 
     def predict_proba(self, X: Any) -> NDArray[np.float32]:
         """Return the probability of each class, [cases, classes], in the order of `classes_`."""
-        found: NDArray[np.float32] = torch.stack(self._scores(X)).softmax(-1).numpy()
+        found: NDArray[np.float32] = torch.stack(self._scores(X)).float().softmax(-1).numpy()
         return found
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -83,4 +87,4 @@ class SequenceClassifier(ClassifierMixin, ClassEstimator):  # type: ignore[misc]
                 f"{self._name}: expected one direction, because the second one starts at the end of a case."
             )
         scores = _fitting.scores_of(self.network_, self._cases(X), every_step=True)
-        return [case.softmax(-1).numpy() for case in scores]
+        return [case.float().softmax(-1).numpy() for case in scores]

@@ -26,7 +26,7 @@ import mistrnn
 from mistrnn.errors import UsageError
 from mistrnn.estimators._classes import labels_to_json
 from mistrnn.estimators._estimator import SequenceEstimator
-from mistrnn.estimators.network import Network
+from mistrnn.estimators.network import Network, check_plain_weights
 from mistrnn.estimators.regressor import SequenceRegressor
 from mistrnn.files import write_whole
 from mistrnn.layers import RecurrentLayer
@@ -74,6 +74,7 @@ def export_onnx(
     if not path.parent.is_dir():
         raise UsageError(f"{path}: expected a folder to write to, and {path.parent} is none; make it first.")
     _check_packages()
+    check_plain_weights(estimator.network_)
     # A copy, because the estimator may be on a GPU and goes on being used.
     network = copy.deepcopy(estimator.network_).cpu().eval().requires_grad_(False)
     _check_layer(network.layer, step=step)

@@ -59,8 +59,15 @@ class FrameLabeler(ClassEstimator):
         if not known:
             raise UsageError(f"{self._name}: expected labels, got none: every step of every case is unlabelled.")
         kinds = {type(label) for label in known}
+        given = self.unlabeled
+        if given is not None and (not np.isscalar(given) or isinstance(given, str) != (kinds == {str})):
+            raise UsageError(
+                f"{self._name}: expected unlabeled to be a label of the type of the others, such as {known[0]!r}, got "
+                f"{given!r}."
+            )
         # NumPy makes floats of a row of integers with a gap.
-        if kinds == {int, float} and all(label == int(label) for label in known):
+        gaps = any(row.dtype.kind == "f" and not mask.all() for row, mask in zip(labels, there, strict=True))
+        if (kinds == {int, float} or (kinds == {float} and gaps)) and all(label == round(label) for label in known):
             known, kinds = [int(label) for label in known], {int}
         if len(kinds) > 1:
             names = " and ".join(sorted(kind.__name__ for kind in kinds))
@@ -108,7 +115,7 @@ class FrameLabeler(ClassEstimator):
 
     def predict_proba(self, X: Any) -> NDArray[np.float32] | list[NDArray[np.float32]]:
         """Return the probabilities of the classes: [cases, time, classes], or a list of [time, classes] if X is a list."""
-        found: list[NDArray[np.float32]] = [case.softmax(-1).numpy() for case in self._scores(X)]
+        found: list[NDArray[np.float32]] = [case.float().softmax(-1).numpy() for case in self._scores(X)]
         return np.stack(found) if _is_array(X) else found
 
     def predict(self, X: Any) -> NDArray[Any] | list[NDArray[Any]]:

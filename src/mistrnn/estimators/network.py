@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from mistrnn.errors import UsageError
 from mistrnn.layers import RecurrentLayer
+from mistrnn.layers._hooked import hooked_names
 from mistrnn.layers._state import State
 from mistrnn.training.model import Model
 
@@ -49,6 +51,15 @@ class Network(Model):
         output, state = self.layer(self.standardised(input), state, lengths=lengths)
         read = output if (self.every_step if every_step is None else every_step) else self.at_the_end(state)
         return self.readout(F.dropout(read, self.dropout, self.training)), state
+
+
+def check_plain_weights(network: Network) -> None:
+    """Refuse weights that hooks compute: a file would hold their parts, and none of what puts them together."""
+    if hooked := hooked_names(network):
+        raise UsageError(
+            f"expected plain weights, and {hooked[0]} is pruned or normalised by a hook; make it a weight first "
+            "(torch.nn.utils.prune.remove, remove_weight_norm, remove_spectral_norm)."
+        )
 
 
 def layer_arguments(layer: RecurrentLayer) -> dict[str, Any]:

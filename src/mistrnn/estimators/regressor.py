@@ -45,11 +45,14 @@ class SequenceRegressor(RegressorMixin, SequenceEstimator):  # type: ignore[misc
         targets = targets.reshape(len(cases), -1)
         with np.errstate(over="ignore", invalid="ignore"):  # said below
             self.y_mean_ = np.average(targets, axis=0, weights=sample_weight)
-            spread = np.sqrt(np.average((targets - self.y_mean_) ** 2, axis=0, weights=sample_weight))
-        self.y_scale_ = np.where(spread > 0, spread, 1.0)
+            away = targets - self.y_mean_
+            farthest = np.abs(away).max(axis=0)
+            one = np.where(farthest > 0, farthest, 1.0)  # squares of very small numbers would be zero
+            self.y_scale_ = one * np.sqrt(np.average((away / one) ** 2, axis=0, weights=sample_weight))
         if not (np.isfinite(self.y_mean_) & np.isfinite(self.y_scale_)).all():
-            raise UsageError(f"{self._name}: expected smaller numbers in y: their squares overflow.")
-        standardised = torch.from_numpy((targets - self.y_mean_) / self.y_scale_).float()
+            raise UsageError(f"{self._name}: expected smaller numbers in y: their sum overflows.")
+        # Of numbers that are all the same the scale is zero: whatever the network says, they are predicted.
+        standardised = torch.from_numpy(away / np.where(self.y_scale_ > 0, self.y_scale_, 1.0)).float()
         return Examples(
             cases, list(standardised), list(torch.from_numpy(sample_weight).float()), sample_weight.tolist()
         )

@@ -19,6 +19,16 @@ def renew_hooked(module: nn.Module) -> None:
             hook(module, ())
 
 
+def hooked_names(module: nn.Module) -> list[str]:
+    """Return the names of such weights, in the module and all below it."""
+    return [
+        f"{prefix}.{hook.name if isinstance(hook, SpectralNorm | WeightNorm) else hook._tensor_name}".lstrip(".")
+        for prefix, own in module.named_modules()
+        for hook in own._forward_pre_hooks.values()
+        if isinstance(hook, SpectralNorm | WeightNorm | BasePruningMethod)
+    ]
+
+
 @torch.no_grad()
 def put_hooked(module: nn.Module, name: str, value: Tensor) -> bool:
     """Let such a weight become this value, which a mask or a norm may then change; return whether it is one."""

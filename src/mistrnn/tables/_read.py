@@ -265,6 +265,7 @@ def _read_csv(path: Path) -> SourceTable:
                 f"{path}, line {line}: expected the names of the columns in the first line, got numbers: {cells[0]}, …"
             )
         _check_names(path, names)
+        _check_quotes(path, text, len(names))
         second = next(records, None)
     except csv.Error as error:
         raise UsageError(f"{path}: not readable as CSV ({error}).") from error
@@ -287,6 +288,22 @@ def _read_csv(path: Path) -> SourceTable:
                 f"{path}: not readable as CSV ({error})."
             ) from error
     return SourceTable(path, data.select([name for name in names if name]), names.count(""))
+
+
+def _check_quotes(path: Path, text: str, columns: int) -> None:
+    """Refuse a quote that was opened by mistake: it would swallow the rows that follow, to the next quote or to the end."""
+    delimiter = delimiter_of(text)
+    for found in re.finditer(rf'(?:\A|(?<=[\n{delimiter}]))"((?:[^"]++|"")*+)("?)', text) if '"' in text else ():
+        line = text.count("\n", 0, found.start()) + 1
+        if not found[2]:
+            raise UsageError(f"{path}, line {line}: a quote begins here and never ends. Is the file truncated?")
+        for inside in found[1].split("\n")[1:]:
+            cells = inside.split(delimiter)
+            if len(cells) == columns > 1 and (columns > 3 or is_number(cells[0])):
+                end = line + found[1].count("\n")
+                raise UsageError(
+                    f"{path}, line {line}: a quote begins here and ends in line {end}, with rows inside. Is one missing?"
+                )
 
 
 def _from_line(text: str, line: int) -> str:

@@ -281,9 +281,10 @@ def _in_time(table: SourceTable, rows: NDArray[np.int64], times: NDArray[np.floa
     same = np.flatnonzero(np.diff(times[order]) == 0)
     if len(same):
         one, other = (int(rows[order[same[0] + k]]) for k in (0, 1))
+        coarse = " In float64, such large numbers are the same: count from a later time." if times.max() > 2**53 else ""
         raise UsageError(
             f"{table.place(other)}: expected every time once in a recording, got that of {table.place(one)} again in column "
-            f"{column!r} ({len(same):,} such rows)."
+            f"{column!r} ({len(same):,} such rows).{coarse}"
         )
     return rows[order]
 

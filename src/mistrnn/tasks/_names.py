@@ -53,6 +53,8 @@ def make_task(
             own = ", ".join(kind.settings) or "none"
             raise UsageError(f"{name}: expected no setting {setting}, because the task's own are: {own}.")
     if not kind.needs_data:
+        if data is not None:
+            raise UsageError(f"{name}: expected no data folder, because the task makes its own data, got {data}.")
         made: Task = kind(**settings, seed=seed)
         return made
     if data is None:

@@ -105,17 +105,18 @@ class Recorded:
             lines = self._files.read("trials.jsonl").decode(errors="replace").splitlines()
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}.") from error
-        rows, problems = [], []
+        rows, problems, seen = [], [], set()
         for number, line in enumerate(lines, start=1):
             try:
                 row = json.loads(line)
-                wrong = _what_is_wrong(row)
+                wrong = _what_is_wrong(row) or (f"trial {row['trial']} once more" if row["trial"] in seen else "")
             except (ValueError, RecursionError) as error:
                 wrong = f"not JSON ({error})"
             if wrong:
                 problems.append(f"{path}, line {number}: {wrong}.")
             else:
                 rows.append(row)
+                seen.add(row["trial"])
         return rows, problems
 
     def curves(self) -> dict[str, Tensor]:

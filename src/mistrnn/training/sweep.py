@@ -82,6 +82,8 @@ def run_study(
         raise UsageError(
             "expected no engine and no early stopping under torchrun, whose processes train every trial together."
         )
+    if log_dir is not None and Path(log_dir).is_file():  # said before anything is forgotten
+        raise UsageError(f"cannot write TensorBoard's files to {log_dir}: it is a file.")
     (engine or Embedded()).check(device)
     task = task or study_task(study, data)
     with memory_named(f"a trial of {study.layer} with {study.hidden} units"):
