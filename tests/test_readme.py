@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from mistrnn import LSTM, MIST, match_parameters
+from mistrnn import LSTM, MIST, count_parameters, match_parameters
 from mistrnn.estimators.network import layer_arguments
 from tests.tolerance import relative_error
 
@@ -29,7 +29,9 @@ def test_readme_examples_run() -> None:
 
 
 def test_readme_numbers_are_right() -> None:
-    assert "# 139, to match an LSTM with 100 units" in README
+    assert "output_size=10)  # 41,810\n" in README
+    assert "output_size=10)  # 139 units\n" in README
+    assert count_parameters("lstm", 100, input_size=1, output_size=10) == 41_810
     assert match_parameters("mist", 41_810, input_size=1, output_size=10) == 139
 
 
