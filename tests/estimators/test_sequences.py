@@ -184,6 +184,13 @@ def test_weights_of_any_size_count_by_their_ratios() -> None:
     np.testing.assert_array_equal(fitted(1e308).predict_proba(X), fitted(1.0).predict_proba(X))
 
 
+def test_unlabeled_may_be_nan_whatever_the_labels() -> None:
+    words = np.where(X[:, 0] > 0, "high", "low").astype(object)
+    words[:, 0] = np.nan
+    model = FrameLabeler(unlabeled=np.nan, hidden_size=2, max_epochs=1).fit(X, words)
+    assert model.classes_.tolist() == ["high", "low"]
+
+
 @pytest.mark.parametrize("unlabeled", ["-1", [-1, 2]])
 def test_unlabeled_must_be_of_the_type_of_the_labels(unlabeled: Any) -> None:
     labels = np.where(X[:, 0] > 0, 1, 0)

@@ -127,7 +127,7 @@ def train(
             train_loss = mean_loss(network, train_on, loss)
         # It fell over: nothing to go by any more, or a loss as before it had learnt anything.
         fell = not math.isfinite(train_loss) or 2 * overflows > steps
-        most = 2 * untrained_loss if first_loss == math.inf else max(2 * lowest_loss, 1.1 * first_loss)
+        most = _ruined(untrained_loss) if first_loss == math.inf else max(2 * lowest_loss, 1.1 * first_loss)
         fell = fell or train_loss > most
         validation_loss = None
         if fell:
@@ -151,13 +151,18 @@ def train(
         waited = 0 if learning_since is None else number - max(best_epoch, learning_since)
         if validate_on is not None and waited >= plan.patience:
             break
-    if not best_epoch or (brakes == MOST_BRAKES and best_loss > 2 * start_loss):
+    if not best_epoch or (brakes == MOST_BRAKES and best_loss > _ruined(start_loss)):
         raise UsageError(
             f"the training diverged in each of {len(epochs)} epochs: try a lower learning_rate than {plan.learning_rate}."
         )
     network.load_state_dict(best)
     network.eval()
     return epochs
+
+
+def _ruined(untrained_loss: float) -> float:
+    """Return the loss from which on a network is worse than an untrained one: far above its loss, and above a guess's."""
+    return 2 * max(untrained_loss, 1.0)
 
 
 def _new_optimizer(network: Network, plan: Plan) -> torch.optim.Optimizer:

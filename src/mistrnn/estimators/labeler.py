@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mistrnn.errors import UsageError
 from mistrnn.estimators._classes import ClassEstimator
-from mistrnn.estimators._estimator import is_whole
+from mistrnn.estimators._estimator import is_missing, is_whole
 from mistrnn.estimators._fitting import Examples
 from mistrnn.estimators._sequences import Case
 
@@ -60,14 +60,14 @@ class FrameLabeler(ClassEstimator):
             raise UsageError(f"{self._name}: expected labels, got none: every step of every case is unlabelled.")
         kinds = {type(label) for label in known}
         given = self.unlabeled
-        if given is not None and (not np.isscalar(given) or isinstance(given, str) != (kinds == {str})):
+        if not is_missing(given) and (not np.isscalar(given) or isinstance(given, str) != (kinds == {str})):
             raise UsageError(
                 f"{self._name}: expected unlabeled to be a label of the type of the others, such as {known[0]!r}, got "
                 f"{given!r}."
             )
         # NumPy makes floats of a row of integers with a gap.
         gaps = any(row.dtype.kind == "f" and not mask.all() for row, mask in zip(labels, there, strict=True))
-        if (kinds == {int, float} or (kinds == {float} and gaps)) and all(label == round(label) for label in known):
+        if (kinds == {int, float} or (kinds == {float} and gaps)) and all(float(label).is_integer() for label in known):
             known, kinds = [int(label) for label in known], {int}
         if len(kinds) > 1:
             names = " and ".join(sorted(kind.__name__ for kind in kinds))

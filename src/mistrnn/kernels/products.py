@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from threading import Lock
+from threading import RLock
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 NARROW = 16
 """So deep a product takes hardly longer in float32 than in TF32, which has 11 bits: benchmarks/results/gpu.md."""
 
-_turning = Lock()
+_turning = RLock()
 
 
 def precision() -> str:
