@@ -1,6 +1,6 @@
 """The paper's tables and figures, and the report page."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -125,17 +125,18 @@ def table2_command(
         label = f"{table2.ROWS[layer][0]}, {study.hidden} units"
         results.append((layer, table2.Result(label, tuple(errors), tuple(distances))))
     title = f"{first.data_name}, standing in for {table2.DATA}" if stand_in else table2.TITLE
-    names = ["row", "frame error %", "segment edit distance %"] + ([] if stand_in else ["published", "verdict"])
+    names = ["row", "frame error %", "segment edit distance %"] + ([] if stand_in else ["published"])
     table = Table(*names, box=None, pad_edge=False)
+    verdicts = []
     for layer, result in results:
         cells = [result.label, percent(*result.frame_error), percent(*result.edit_distance)]
         if not stand_in:
             published = table2.ROWS[layer][1]
-            words = table2.verdict(layer, result, shortened=steps is not None)
-            cells += [percent(published.error, published.deviation), words]
+            cells.append(percent(published.error, published.deviation))
+            verdicts.append((result.label, table2.verdict(layer, result, shortened=steps is not None)))
         table.add_row(*cells)
     print(f"\n{title}: mean ± deviation over {len(first.groups)} users, each held out once")
-    console.print(table)
+    _print_table(table, verdicts)
     if steps is not None:
         print(f"Shortened: {steps:,} steps instead of {table2.EPOCHS} epochs.")
     best, result = min(results, key=lambda one: one[1].frame_error[0])
@@ -226,11 +227,10 @@ def _draw_predictions(model: Model, task: RecordingTask, out: Path, title: str) 
 
 
 def _print_comparisons(title: str, results: list[tuple[Row, Comparison]], *, published: bool) -> None:
-    """Print a table, ours beside published, and a verdict for each row below it, where it has room; or ours alone."""
+    """Print a table: ours beside published, or ours alone."""
     names = ["row", "error %, ours", "log10 lr, ours"]
     names += ["error %, published", "log10 lr, published"] if published else []
     table = Table(*names, box=None, pad_edge=False)
-    table.columns[0].no_wrap = True
     for row, result in results:
         ours, theirs = result.log10_learning_rate, row.published.log10_learning_rate
         cells = [row.label, percent(*result.ours) if result.ours else "-", _pair(ours)]
@@ -238,12 +238,18 @@ def _print_comparisons(title: str, results: list[tuple[Row, Comparison]], *, pub
             cells += [percent(row.published.error, row.published.deviation), _pair(theirs)]
         table.add_row(*cells)
     print(f"\n{title}: test error of the top 10% by validation")
-    console.print(table)
+    _print_table(table, [(row.label, result.verdict) for row, result in results if published])
     for row, result in results:
-        if published:
-            print(f"  {row.label}: {result.verdict}")
         for run in result.seeds if len(result.seeds) > 1 else ():
             print(f"  {row.label}, seed {run.study.seed} alone: {percent(*run.summary.test_error)}")
+
+
+def _print_table(table: Table, verdicts: Sequence[tuple[str, str]]) -> None:
+    """Print a table, and below it, where they have room, the verdicts of its rows."""
+    table.columns[0].no_wrap = True
+    console.print(table)
+    for label, verdict in verdicts:
+        print(f"  {label}: {verdict}")
 
 
 def _pair(values: tuple[float, float] | None) -> str:
@@ -315,15 +321,17 @@ def figure3_command(
         raise UsageError("expected no --rows with --control, because the control is a Clockwork alone.")
     asked = Asked(trials, steps, seeds, device, group_size, only, fresh)
     found = _run(chosen, out, study_task, asked)
-    table = Table("row", "best validation error %", "solved", "beside the paper", box=None, pad_edge=False)
+    table = Table("row", "best validation error %", "solved", box=None, pad_edge=False)
+    verdicts = []
     for row, own in found:
         result = figure3.outcome(row, own)
-        table.add_row(row.label, percent(result.best_error), f"{result.solved} of {result.trials}", result.verdict)
+        table.add_row(row.label, percent(result.best_error), f"{result.solved} of {result.trials}")
+        verdicts.append((row.label, result.verdict))
     print(
         f"\n{figure3.TITLE}: solved is a validation error below {figure3.SOLVED:.1%}; always answering blank has "
         f"{figure3.trivial_error():.2%}"
     )
-    console.print(table)
+    _print_table(table, verdicts)
     _say_what_is_shortened(chosen, asked)
     write_page([out], out / "report.html")
     # With what earlier commands have left there: the rows are often run one by one.
