@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from mistrnn.errors import UsageError
 from mistrnn.training import Interrupted, Progress, Recorded, Study, run_study
 
 STUDY = Study(
@@ -61,3 +62,11 @@ def test_a_log_that_cannot_be_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ValueError, match=r"logging needs TensorBoard: pip install 'mistrnn\[tensorboard\]'"):
         run_study(STUDY, tmp_path / "study", log_dir=tmp_path / "log")
+
+
+def test_a_log_that_is_a_file_is_refused_before_a_study_is_forgotten(tmp_path: Path) -> None:
+    rows = run_study(STUDY, tmp_path / "study")
+    (tmp_path / "log").write_text("mine")
+    with pytest.raises(UsageError, match="cannot write TensorBoard's files to .*log: it is a file"):
+        run_study(STUDY, tmp_path / "study", fresh=True, log_dir=tmp_path / "log")
+    assert Recorded(tmp_path / "study").trials() == rows
