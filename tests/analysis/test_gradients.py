@@ -322,6 +322,20 @@ def test_packed_sequences_count_from_their_own_last_steps(sort: bool) -> None:
         torch.testing.assert_close(norm, torch.stack(reaching).mean())
 
 
+def test_a_model_that_makes_other_sequences_of_packed_ones_counts_from_their_last_step() -> None:
+    class EverySecond(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = small("mist", delays=[1, 2])
+
+        def forward(self, packed: nn.utils.rnn.PackedSequence) -> Any:
+            return self.layer(nn.utils.rnn.pad_packed_sequence(packed)[0][::2])
+
+    sequences = [torch.randn(length, 3).double() for length in (8, 6, 4)]
+    found = gradient_norms(EverySecond(), nn.utils.rnn.pack_sequence(sequences), lambda result: result[0][-1].sum())
+    assert len(found.h) == 4
+
+
 class InTwo(nn.Module):
     """A layer that is called twice, with or without its state handed on."""
 

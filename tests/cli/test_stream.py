@@ -95,6 +95,8 @@ def test_stream_does_not_skip_the_names_of_other_columns(
     status, out, err = streamed(mist, monkeypatch, fitted[0], b"x,y\n1,2\n", "--skip-bad")
     assert (status, out) == (2, "label,probability\n")
     assert "line 1: expected the columns a, b, or numbers, got 'x,y'." in err
+    status, out, err = streamed(mist, monkeypatch, fitted[0], b"NA,NA\n1,2\n", "--skip-bad")
+    assert (status, len(out.splitlines())) == (0, 3)
 
 
 def test_stream_answers_every_line_where_the_names_are_numbers(

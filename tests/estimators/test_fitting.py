@@ -87,7 +87,7 @@ def test_the_best_parameters_are_those_of_the_best_epoch(monkeypatch: pytest.Mon
 
 def test_patience_counts_once_something_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
     train_losses = iter([1.0] * 20 + [0.8] * 30)
-    monkeypatch.setattr(_fitting, "_epoch", lambda *_: (next(train_losses), 0, 1))
+    monkeypatch.setattr(_fitting, "_epoch", lambda *_: (next(train_losses), 0, 4))
     measured = iter([1.0, 1.0, 0.5] + [0.7] * 49)  # untrained, in training and in validation, and then in validation
     monkeypatch.setattr(_fitting, "mean_loss", lambda *_: next(measured))
     model = SequenceClassifier(hidden_size=2, max_epochs=50, patience=3, early_stopping=True).fit(*slopes(100))
@@ -377,7 +377,7 @@ def test_training_that_diverges_says_so() -> None:
     x, _ = slopes()
     for epochs, given in ((5, 5), (100, 10)):  # it does not go on for ever
         model = SequenceRegressor(hidden_size=4, learning_rate=1e30, layer="rnn", max_epochs=epochs)
-        message = rf"the training diverged in each of {given} epochs: .* lower learning_rate than 1e\+30"
+        message = rf"the training diverged, none of {given} epochs is .* lower learning_rate than 1e\+30"
         with pytest.raises(ValueError, match=message):
             model.fit(x, x[:, 0, 0])
 
@@ -407,8 +407,39 @@ def test_a_first_epoch_that_ruins_the_network_is_undone(learning_rate: float) ->
 def test_a_learning_rate_that_ruins_every_epoch_is_said(cases: int) -> None:
     x = np.random.RandomState(0).randn(cases, 2, 10)
     for model, y in ((SequenceRegressor, x[:, 0, 0]), (SequenceClassifier, x[:, 0, 0] > 0)):
-        with pytest.raises(ValueError, match=r"diverged in each of 10 epochs: try a lower learning_rate than 1000000"):
+        with pytest.raises(
+            ValueError,
+            match=r"diverged, none of 10 epochs is .* lower learning_rate than 1000000",
+        ):
             model(hidden_size=16, max_epochs=100, learning_rate=1e6, random_state=0).fit(x, y)
+
+
+@pytest.mark.parametrize("epochs", [1, 5, 15])
+def test_one_minibatch_that_ruins_the_network_is_seen_with_a_validation_too(epochs: int) -> None:
+    x = np.random.RandomState(0).randn(300, 2, 10)
+    model = SequenceRegressor(
+        hidden_size=16, batch_size=300, early_stopping=True, learning_rate=1e6, max_epochs=epochs, random_state=0
+    )
+    with pytest.raises(ValueError, match="the training diverged"):
+        model.fit(x, x[:, 0, 0])
+
+
+def test_an_undone_epoch_may_go_back_to_the_beginning_and_learn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Held out are cases that nothing can be learnt about: no epoch is as good there as the untrained network.
+    x = np.random.RandomState(0).randn(80, 1, 10)
+    y, users = (x[:, 0, 0] > 0) ^ (np.arange(80) % 2 > 0), np.arange(80) % 2
+    epoch, count = _fitting._epoch, iter(range(1, 100))
+
+    def falls_in_the_sixth(*given: Any) -> tuple[float, int, int]:
+        found = epoch(*given)
+        return (np.nan, *found[1:]) if next(count) == 6 else found
+
+    monkeypatch.setattr(_fitting, "_epoch", falls_in_the_sixth)
+    model = SequenceClassifier(
+        hidden_size=16, max_epochs=40, learning_rate=0.02, early_stopping=True, patience=40, random_state=0
+    )
+    model.fit(x, y, groups=users)
+    assert [one["epoch"] for one in model.history_ if one["undone"]] == [6]
 
 
 def test_numbers_that_are_all_the_same_and_very_small_ones_are_predicted() -> None:

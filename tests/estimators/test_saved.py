@@ -140,6 +140,10 @@ def test_weights_that_hooks_compute_are_refused_and_saved_once_they_are_weights(
             write()
     assert list(tmp_path.iterdir()) == []
     torch.nn.utils.prune.remove(model.network_.layer, "weight_hh_l0")
+    torch.nn.utils.parametrizations.weight_norm(model.network_.readout, "weight")
+    with pytest.raises(ValueError, match="expected plain weights, and readout has parametrised ones"):
+        model.save_pretrained(tmp_path)
+    torch.nn.utils.parametrize.remove_parametrizations(model.network_.readout, "weight")
     model.save_pretrained(tmp_path)
     np.testing.assert_array_equal(SequenceClassifier.from_pretrained(tmp_path).predict_proba(X), model.predict_proba(X))
 

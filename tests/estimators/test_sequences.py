@@ -191,7 +191,15 @@ def test_unlabeled_may_be_nan_whatever_the_labels() -> None:
     assert model.classes_.tolist() == ["high", "low"]
 
 
-@pytest.mark.parametrize("unlabeled", ["-1", [-1, 2]])
+@pytest.mark.parametrize(("marker", "classes"), [(-1, ["high", "low"]), ("?", [0, 1])])
+def test_unlabeled_may_be_of_another_type_among_mixed_labels(marker: Any, classes: list[Any]) -> None:
+    labels = np.where(X[:, 0] > 0, *classes).astype(object)
+    labels[:, 0] = marker
+    model = FrameLabeler(unlabeled=marker, hidden_size=2, max_epochs=1).fit(X, labels)
+    assert model.classes_.tolist() == classes
+
+
+@pytest.mark.parametrize("unlabeled", ["-1", [-1, 2], np.array([-1, 2])])
 def test_unlabeled_must_be_of_the_type_of_the_labels(unlabeled: Any) -> None:
     labels = np.where(X[:, 0] > 0, 1, 0)
     with pytest.raises(ValueError, match="expected unlabeled to be"):

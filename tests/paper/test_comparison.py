@@ -174,6 +174,9 @@ def test_a_row_run_in_part_counts_its_best_five_from_the_beginning() -> None:
     pooled = table1.comparison(MIST, [part, other])
     assert pooled.ours is not None
     assert pooled.ours[0] == pytest.approx(0.03, abs=0.005)
+    small = SeedRun(replace(whole.study, seed=1, trials=12), part.trials, PUBLISHED)
+    either = [table1.comparison(MIST, pair).ours for pair in ([part, small], [small, part])]
+    assert either[0] == either[1]
 
 
 def test_nothing_finished_and_nothing_published_are_said() -> None:

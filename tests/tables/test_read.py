@@ -3,6 +3,7 @@
 import datetime
 import gzip
 import pickle
+import time
 from pathlib import Path
 
 import numpy as np
@@ -69,14 +70,36 @@ def test_gzip_is_read_and_a_truncated_one_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        'id,note\n7,"Steps:\n1, turn on\n2, wait"\n8,fine\n',
+        'id,x,y,note\n7,1,2,"seen:\nred, green, blue, and grey"\n8,1,2,fine\n',
+        'id;note\n7;"a\n1; b"\n8;c\n',
+        'id,note\n7,"say ""no"",\nor not"\n8,5" wide\n',
+    ],
+)
+def test_text_of_several_lines_in_quotes_is_one_cell(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    assert len(read_table(tmp_path / "a.csv").data) == 2
+
+
+def test_many_quotes_take_no_longer_than_they_are_many(tmp_path: Path) -> None:
+    rows = "".join(f'"{k}","a {k}"\n' for k in range(100_000))
+    (tmp_path / "a.csv").write_text('"x","note"\n' + rows)
+    begin = time.monotonic()
+    assert len(read_table(tmp_path / "a.csv").data) == 100_000
+    assert time.monotonic() - begin < 10  # half a second; minutes, were the lines before each quote counted
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("", r"a\.csv: expected a line with the names of the columns, got an empty file"),
         ("1,2\n3,4\n", r"a\.csv, line 1: expected the names of the columns in the first line, got numbers: 1"),
         ("x,y,x\n1,2,3\n", r"a\.csv: expected every column to have its own name, got 'x' 2 times \(columns 1, 3\)"),
         ('x,y\n1,"2\n3,4\n', r"a\.csv, line 2: a quote begins here and never ends\. Is the file truncated\?"),
-        ('x,y\n1,"2\n3,4\n5,"6\n', r"a\.csv, line 2: a quote begins here and ends in line 4, with rows inside"),
-        ('x;a;b;c\nu;1;2;"o\nv;3;4;p"\n', r"a\.csv, line 2: a quote begins here and ends in line 3, with rows inside"),
+        ('x,y\n1,"2\n3,4\n5,"6\n', r"a\.csv, line 2: a quote begins here and ends in a later row"),
+        ('x;a;b;c\nu;1;2;"o\nv;3;4;p"\n', r"a\.csv, line 2: a quote begins here and ends in a later row"),
         ("x,y\n1,2\n\n3\n", r"a\.csv, line 4: expected 2 cells, .* got 1\. Is the file truncated\?"),
         ("x,y\n1,2\n3,4,5\n", r"a\.csv, line 3: expected 2 cells, .* got 3\. Put text with a comma into quotes"),
         ("x\0y\n", r"a\.csv: expected text, got a file with zero bytes"),

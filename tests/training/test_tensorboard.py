@@ -67,6 +67,6 @@ def test_a_log_that_cannot_be_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_log_that_is_a_file_is_refused_before_a_study_is_forgotten(tmp_path: Path) -> None:
     rows = run_study(STUDY, tmp_path / "study")
     (tmp_path / "log").write_text("mine")
-    with pytest.raises(UsageError, match="cannot write TensorBoard's files to .*log: it is a file"):
+    with pytest.raises(UsageError, match=r"cannot write TensorBoard's files to .*log: it is a file"):
         run_study(STUDY, tmp_path / "study", fresh=True, log_dir=tmp_path / "log")
     assert Recorded(tmp_path / "study").trials() == rows

@@ -122,9 +122,14 @@ def gradient_norms(
             "handed on, got a later call without a state."
         )
     first = inputs[0] if type(inputs) is tuple and inputs else inputs
-    if at is None and isinstance(first, PackedSequence):
-        at = _last_steps(first)
-    return GradientNorms({name: by_tau(value, at) for name, value in norms.items()})
+    own_ends = _last_steps(first) if at is None and isinstance(first, PackedSequence) else None
+
+    def ends_of(value: Tensor) -> int | Tensor | None:
+        """Of packed sequences each has its own, unless the model makes other sequences of them."""
+        as_packed = own_ends is not None and value.shape == (int(own_ends.max()) + 1, len(own_ends))
+        return own_ends if as_packed else at
+
+    return GradientNorms({name: by_tau(value, ends_of(value)) for name, value in norms.items()})
 
 
 def _last_steps(packed: PackedSequence) -> Tensor:  # [B]

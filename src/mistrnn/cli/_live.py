@@ -13,7 +13,7 @@ import numpy as np
 
 from mistrnn.cli._model_folder import load_model
 from mistrnn.errors import UsageError
-from mistrnn.tables._read import delimiter_of, is_number, number_of
+from mistrnn.tables._read import MISSING, delimiter_of, is_number, number_of
 from mistrnn.tables.recordings import LARGEST
 
 LONGEST_LINE = 2**20
@@ -73,6 +73,7 @@ class Rows:
                 return False  # a row with something else in it
             # Names of other columns; a greeting of the device has fewer cells.
             looks_like_names = len(cells) == self._cells > 1 and all(cell[:1].isalpha() for cell in cells)
+            looks_like_names = looks_like_names and not any(cell.lower() in MISSING for cell in cells)
             raise (UsageError if looks_like_names else BadLineError)(
                 f"expected the columns {', '.join(self._columns)}, or numbers, got {_short(','.join(cells))}."
             )

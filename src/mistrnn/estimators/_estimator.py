@@ -308,7 +308,7 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
                 )
         for name in ("max_epochs", "patience"):
             check(name, lambda v: v is None or is_whole(v), "a whole number from 1 on, or None")
-        check("standardize", lambda v: isinstance(v, bool | np.bool_), "True or False")
+        check("standardize", lambda v: v in (True, False), "True or False")
         check("learning_rate", lambda v: 0 < v <= 1e30, "a number above 0 (and up to 1e30)")
         check("weight_decay", lambda v: 0 <= v < math.inf, "a number from 0 on")
         check("dropout", lambda v: 0 <= v < 1, "a number in [0, 1)")

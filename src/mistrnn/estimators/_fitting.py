@@ -69,7 +69,8 @@ class Epoch:
     epochs: int
     learning_rate: float
     train_loss: float | None
-    """While it lasted; without a validation, of the parameters that it ended with. None where it was not finite."""
+    """While it lasted; without a validation, or with one minibatch, of the parameters that it ended with. None where it
+    was not finite."""
     validation_loss: float | None
     best_epoch: int
     overflows: int = 0
@@ -111,7 +112,7 @@ def train(
     epochs: list[Epoch] = []
     untrained, untrained_loss = copy.deepcopy(network.state_dict()), mean_loss(network, train_on, loss)
     start_loss = untrained_loss if validate_on is None else mean_loss(network, validate_on, loss)
-    if not math.isfinite(untrained_loss):
+    if not math.isfinite(untrained_loss + start_loss):
         raise UsageError(
             "the loss is not finite before anything has been learnt: inputs, targets or weights are too large for float32."
         )
@@ -123,11 +124,12 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = rate
         train_loss, overflows, steps = _epoch(network, optimizer, _minibatches(train_on, plan, random), loss)
-        if validate_on is None:
+        if validate_on is None or steps == 1:  # the loss of a single minibatch is that before its step
             train_loss = mean_loss(network, train_on, loss)
         # It fell over: nothing to go by any more, or a loss as before it had learnt anything.
         fell = not math.isfinite(train_loss) or 2 * overflows > steps
-        most = _ruined(untrained_loss) if first_loss == math.inf else max(2 * lowest_loss, 1.1 * first_loss)
+        learnt = max(2 * lowest_loss, 1.1 * max(first_loss, untrained_loss))
+        most = _ruined(untrained_loss) if first_loss == math.inf else learnt
         fell = fell or train_loss > most
         validation_loss = None
         if fell:
@@ -153,7 +155,8 @@ def train(
             break
     if not best_epoch or (brakes == MOST_BRAKES and best_loss > _ruined(start_loss)):
         raise UsageError(
-            f"the training diverged in each of {len(epochs)} epochs: try a lower learning_rate than {plan.learning_rate}."
+            f"the training diverged, none of {len(epochs)} epochs is as good as an untrained network: try a lower "
+            f"learning_rate than {plan.learning_rate}."
         )
     network.load_state_dict(best)
     network.eval()

@@ -53,6 +53,8 @@ class FrameLabeler(ClassEstimator):
             )
 
     def _learn(self, cases: Sequence[Case], y: Any, sample_weight: NDArray[np.float64]) -> Examples:
+        if np.ndim(self.unlabeled):
+            raise UsageError(f"{self._name}: expected unlabeled to be one label, got {self.unlabeled!r}.")
         labels = self._labels_of(cases, y)
         there = [self._is_label(row) for row in labels]
         known = [label for row, mask in zip(labels, there, strict=True) for label in row[mask].tolist()]
@@ -60,7 +62,8 @@ class FrameLabeler(ClassEstimator):
             raise UsageError(f"{self._name}: expected labels, got none: every step of every case is unlabelled.")
         kinds = {type(label) for label in known}
         given = self.unlabeled
-        if not is_missing(given) and (not np.isscalar(given) or isinstance(given, str) != (kinds == {str})):
+        mixed = any(row.dtype == object for row in labels)
+        if not mixed and not is_missing(given) and isinstance(given, str) != (kinds == {str}):
             raise UsageError(
                 f"{self._name}: expected unlabeled to be a label of the type of the others, such as {known[0]!r}, got "
                 f"{given!r}."
@@ -106,7 +109,7 @@ class FrameLabeler(ClassEstimator):
         there = np.ones(len(labels), dtype=bool)
         if labels.dtype.kind in "fO":  # NaN is not equal to itself, and pandas' NA not even that
             there = np.array([label is not None and (label == label) is True for label in labels.tolist()], dtype=bool)
-        if self.unlabeled is not None:
+        if not is_missing(self.unlabeled):
             there[there] = [label != self.unlabeled for label in labels[there].tolist()]
         return there
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+from torch.nn.utils.parametrize import is_parametrized
 
 from mistrnn.errors import UsageError
 from mistrnn.layers import RecurrentLayer
@@ -60,6 +61,12 @@ def check_plain_weights(network: Network) -> None:
             f"expected plain weights, and {hooked[0]} is pruned or normalised by a hook; make it a weight first "
             "(torch.nn.utils.prune.remove, remove_weight_norm, remove_spectral_norm)."
         )
+    for name, module in network.named_modules():
+        if is_parametrized(module):
+            raise UsageError(
+                f"expected plain weights, and {name} has parametrised ones; make them weights first "
+                "(torch.nn.utils.parametrize.remove_parametrizations)."
+            )
 
 
 def layer_arguments(layer: RecurrentLayer) -> dict[str, Any]:

@@ -24,8 +24,9 @@ from mistrnn.kernels.contract import INPUTS, PROBES, Inputs, Settings, check, sa
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
-MOST_TRIALS = 65_535
 MOST_ROWS = 2**31 - 1
+"""Steps times sequences, which the kernels count in 32 bits."""
+MOST_TRIALS = 65_535
 """Blocks along one axis of a launch."""
 
 
@@ -53,7 +54,8 @@ class Plan:
         self.M, self.H = initial.size(1), initial.size(3)
         if max(self.T, self.M) * self.B > MOST_ROWS:
             raise ValueError(
-                f"{cell}: expected at most {MOST_ROWS:,} time steps times sequences on a GPU, got {self.T:,} x {self.B:,}."
+                f"{cell}: expected at most {MOST_ROWS:,} time steps times sequences on a GPU, got "
+                f"{max(self.T, self.M):,} x {self.B:,}."
             )
         self.pointed = [name for name in _POINTED if inputs[name] is not None]
         self.has_origin = inputs["reset"] is not None and bool(self.T)

@@ -124,7 +124,8 @@ def compare(row: Row, seeds: Iterable[SeedRun], published_data: str | None = Non
         ours, rate = summary.test_error, summary.log10_learning_rate
     else:
         size = min(row.study.trials, max(seed.finished for seed in alike))
-        ours, rate = resampled([trial for seed in alike for trial in seed.trials], size, of=alike[0].study.trials)
+        whole = max(seed.study.trials for seed in alike)
+        ours, rate = resampled([trial for seed in alike for trial in seed.trials], size, of=whole)
     if row.published.deviation is None:
         reasons.append("published without a spread")
     if reasons:

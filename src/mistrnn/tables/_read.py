@@ -294,16 +294,29 @@ def _check_quotes(path: Path, text: str, columns: int) -> None:
     """Refuse a quote that was opened by mistake: it would swallow the rows that follow, to the next quote or to the end."""
     delimiter = delimiter_of(text)
     for found in re.finditer(rf'(?:\A|(?<=[\n{delimiter}]))"((?:[^"]++|"")*+)("?)', text) if '"' in text else ():
-        line = text.count("\n", 0, found.start()) + 1
-        if not found[2]:
-            raise UsageError(f"{path}, line {line}: a quote begins here and never ends. Is the file truncated?")
-        for inside in found[1].split("\n")[1:]:
-            cells = inside.split(delimiter)
-            if len(cells) == columns > 1 and (columns > 3 or is_number(cells[0])):
-                end = line + found[1].count("\n")
-                raise UsageError(
-                    f"{path}, line {line}: a quote begins here and ends in line {end}, with rows inside. Is one missing?"
-                )
+        if found[2] and "\n" not in found[1]:
+            continue
+        if wrong := _swallows(text, found, delimiter, columns):
+            line = text.count("\n", 0, found.start()) + 1
+            raise UsageError(f"{path}, line {line}: a quote begins here and {wrong}")
+
+
+def _swallows(text: str, quoted: re.Match[str], delimiter: str, columns: int) -> str:
+    """Return what is wrong with a quoted cell of several lines, if anything is."""
+    if not quoted[2]:
+        return "never ends. Is the file truncated?"
+    # The quote that ends it would have begun another cell; or lines inside have numbers where the row that begins has them.
+    stray = text[quoted.end() : quoted.end() + 1] not in ("", "\n", delimiter)
+    before = text[text.rfind("\n", 0, quoted.start()) + 1 : quoted.start()].split(delimiter)
+    places = [place for place, cell in enumerate(before) if is_number(cell)]
+    for inside in quoted[1].split("\n")[1:] if len(places) > 1 else ():
+        cells = inside.split(delimiter)
+        stray = stray or (len(cells) == columns and all(_is_bare_number(cells[place]) for place in places))
+    return "ends in a later row. Is one missing?" if stray else ""
+
+
+def _is_bare_number(cell: str) -> bool:
+    return is_number(cell) and cell == cell.strip()
 
 
 def _from_line(text: str, line: int) -> str:
