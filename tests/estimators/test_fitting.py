@@ -12,7 +12,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from mistrnn import FrameLabeler, SequenceClassifier, SequenceRegressor, match_parameters
 from mistrnn.estimators import _fitting
-from mistrnn.estimators._estimator import _drawn_cases, _drawn_groups
 from mistrnn.estimators._fitting import Examples
 from mistrnn.estimators._sequences import as_cases
 from mistrnn.estimators.network import Network
@@ -102,139 +101,6 @@ def test_early_stopping_by_itself_needs_enough_cases() -> None:
     assert never.fit(*many).history_[0]["validation_loss"] is None
     with pytest.raises(ValueError, match=r"something to validate on, because early_stopping=True .* got 2 cases\."):
         SequenceClassifier(early_stopping=True).fit(few[0][:2], few[1][:2])
-
-
-def test_a_group_is_never_trained_and_validated_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = slopes(100)
-    people = np.arange(100) // 10
-    x[:, 0, 0] = people  # so that a case tells whose it is
-    parts: list[Examples] = []
-    monkeypatch.setattr(_fitting, "train", lambda network, learnt, held, *rest: parts.extend([learnt, held]) or [_END])
-    SequenceClassifier(hidden_size=4, early_stopping=True).fit(x, y, groups=people)
-    learnt, held = ({case[0, 0] for case in part.cases} for part in parts)
-    assert learnt
-    assert held
-    assert not learnt & held
-    with pytest.raises(ValueError, match="got 100 cases in 1 groups"):
-        SequenceClassifier(early_stopping=True).fit(x, y, groups=["me"] * 100)
-    parts.clear()
-    SequenceClassifier(hidden_size=4, validation_fraction=0.3).fit(x, y, groups=["me"] * 100)  # "auto" does without
-    assert parts[1] is None
-    with pytest.warns(UserWarning, match=r"\['c'\] is only in the groups that are validated on"):
-        SequenceClassifier(hidden_size=4, early_stopping=True).fit(
-            x, ["a", "b"] * 45 + ["c"] * 10, groups=[0] * 90 + [1] * 10
-        )
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_groups_of_very_different_size_leave_enough_to_learn(seed: int) -> None:
-    groups = np.r_[np.zeros(190), np.arange(1, 11)]
-    same = np.ones((200, 1), dtype=bool)  # no classes
-    held = _drawn_groups(30, groups, same, np.random.RandomState(seed))
-    assert sorted(groups[held]) == list(range(1, 11))
-    pair = _drawn_groups(15, np.repeat([0, 1], [60, 40]), same[:100], np.random.RandomState(seed))
-    assert len(pair) == 40  # no group is small enough: the smaller one
-    many = _drawn_groups(15, np.arange(100) // 5, same[:100], np.random.RandomState(seed))
-    assert len(many) == 15
-    assert len(_drawn_groups(15, np.zeros(100), same[:100], np.random.RandomState(seed))) == 0
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_last_case_of_a_class_is_always_learnt(seed: int) -> None:
-    strata = np.r_[np.zeros(10), np.ones(9), [2]]
-    classes = strata[:, None] == np.arange(3)
-    held = _drawn_cases(6, strata, classes, np.random.RandomState(seed))
-    assert len(held) == len(set(held.tolist())) == 6
-    assert 19 not in held
-    assert 2 <= (strata[held] == 0).sum() <= 4
-    assert len(_drawn_cases(50, strata, classes, np.random.RandomState(seed))) == 17
-
-
-_END = _fitting.Epoch(1, 1, 0.1, 0.0, None, 1)
-
-
-def recordings(*rare: int) -> tuple[Any, Any]:
-    """20 recordings whose steps are "a" or "b", and the first one "c" in these; each recording begins with its number."""
-    x = np.random.RandomState(0).randn(20, 1, 6)
-    y = np.where(x[:, 0] > 0, "a", "b")
-    y[:, 1:3] = "a", "b"
-    y[list(rare), 0] = "c"
-    x[:, 0, 0] = np.arange(20)
-    return x, y
-
-
-@pytest.fixture
-def split(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Fits that end before they begin, and return the numbers of the recordings to train and to validate on."""
-    parts: list[Examples | None] = []
-    monkeypatch.setattr(_fitting, "train", lambda network, learnt, held, *rest: parts.extend([learnt, held]) or [_END])
-
-    def numbers(model: Any, *data: Any, **options: Any) -> list[list[int] | None]:
-        parts.clear()
-        model.set_params(hidden_size=2).fit(*data, **options)
-        return [None if part is None else [int(case[0, 0]) for case in part.cases] for part in parts]
-
-    return numbers
-
-
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("early_stopping", ["auto", True])
-def test_the_only_recording_with_a_class_is_always_learnt(split: Any, seed: int, early_stopping: Any) -> None:
-    order = np.random.RandomState(seed).permutation(20).tolist()
-    model = FrameLabeler(early_stopping=early_stopping, random_state=seed)
-    assert split(model, *recordings(order[1]))[1] == sorted([order[0], *order[2:4]])
-    assert split(model, *recordings(order[1], order[2]))[1] == sorted([*order[:2], order[3]])  # one of two is enough
-    x, y = recordings(order[0], order[5])
-    learnt, held = split(model, x, y, sample_weight=np.arange(20) != order[5])  # it is as good as absent
-    assert order[0] in learnt
-    assert len(held) == 3
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_a_labeler_validates_on_the_recordings_that_come_first_where_every_class_is_left(split: Any, seed: int) -> None:
-    order = np.random.RandomState(seed).permutation(20).tolist()
-    learnt, held = split(FrameLabeler(random_state=seed), *recordings(order[0], order[9]))
-    assert held == sorted(order[:3])
-    assert learnt == sorted(order[3:])
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_only_group_with_a_class_is_always_learnt(split: Any, seed: int) -> None:
-    people, order = np.arange(20) // 2, np.random.RandomState(seed).permutation(10).tolist()
-    x, y = recordings(2 * order[0], 2 * order[0] + 1)
-    learnt, held = split(FrameLabeler(random_state=seed), x, y, groups=people)
-    assert sorted({k // 2 for k in held}) == sorted(order[1:3])
-    assert learnt == sorted({*range(20)} - {*held})
-    of_case = np.where(people == order[0], "c", np.array(["a", "b"])[np.arange(20) % 2])
-    classifier = SequenceClassifier(early_stopping=True, random_state=seed)
-    assert split(classifier, x, of_case, groups=people)[1] == held
-    larger = np.where(np.arange(20) < 8, "small", "large")  # the smaller one alone has "c"
-    assert split(classifier, x, np.r_[["c"] * 2, ["a", "b"] * 9], groups=larger)[1] == list(range(8, 20))
-
-
-def test_where_every_recording_has_a_class_of_its_own_one_is_lost_only_if_validation_is_asked_for(split: Any) -> None:
-    x, y = recordings()
-    y = np.c_[[f"own {k}" for k in range(20)], y[:, 1:]]
-    for options, of in (({}, "cases"), ({"groups": np.arange(20)}, "groups")):
-        learnt, held = split(FrameLabeler(random_state=0), x, y, **options)
-        assert len(learnt) == 20
-        assert held is None
-        message = rf"FrameLabeler: \['own \d+'\] is only in the {of} that are validated on, and will not be learnt"
-        with pytest.warns(UserWarning, match=message) as caught:
-            learnt, held = split(FrameLabeler(early_stopping=True, random_state=0), x, y, **options)
-        assert caught[0].filename == __file__  # the warning points at the caller's line
-        assert len(held) == 1
-        assert len(learnt) == 19
-    with pytest.raises(ValueError, match=r"something to validate on, because early_stopping=True .* got 20 cases\."):
-        FrameLabeler(early_stopping=True).fit(x, np.repeat(y[:, :1], 6, axis=1))  # nothing of any is learnt elsewhere
-
-
-def test_validation_holds_every_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, _ = slopes(100)
-    parts: list[Examples] = []
-    monkeypatch.setattr(_fitting, "train", lambda network, learnt, held, *rest: parts.extend([learnt, held]) or [_END])
-    SequenceClassifier(hidden_size=4, early_stopping=True, random_state=0).fit(x, np.arange(100) // 20)
-    assert sorted(int(target) for target in parts[1].targets) == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3
 
 
 def test_a_case_of_weight_zero_is_as_good_as_absent() -> None:
@@ -373,75 +239,6 @@ def test_two_directions_and_unequal_lengths_are_learnt() -> None:
     np.testing.assert_allclose(model.predict_proba(cases), alone, atol=1e-5)  # padding is not read from either side
 
 
-def test_training_that_diverges_says_so() -> None:
-    x, _ = slopes()
-    for epochs, given in ((5, 5), (100, 10)):  # it does not go on for ever
-        model = SequenceRegressor(hidden_size=4, learning_rate=1e30, layer="rnn", max_epochs=epochs)
-        message = rf"the training diverged, none of {given} epochs is .* lower learning_rate than 1e\+30"
-        with pytest.raises(ValueError, match=message):
-            model.fit(x, x[:, 0, 0])
-
-
-def test_an_epoch_in_which_the_training_falls_over_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
-    losses = iter([0.7, 0.7, 0.4, 2.0, 0.5, 0.75, 0.3])  # the first of them untrained
-    monkeypatch.setattr(_fitting, "mean_loss", lambda *_: next(losses))
-    model = SequenceClassifier(hidden_size=4, max_epochs=6, random_state=0).fit(*slopes(40))
-    assert [epoch["undone"] for epoch in model.history_] == [False, False, True, False, False, False]
-    assert [epoch["best_epoch"] for epoch in model.history_] == [1, 2, 2, 2, 2, 6]
-    assert model.history_[3]["learning_rate"] == pytest.approx(3e-3 * 0.5 / 2)
-
-
-@pytest.mark.parametrize("learning_rate", [0.3, 1.0])
-def test_a_first_epoch_that_ruins_the_network_is_undone(learning_rate: float) -> None:
-    x = np.random.RandomState(0).randn(24, 2, 10)  # one minibatch: its loss is that of the network before the epoch
-    model = SequenceRegressor(hidden_size=16, max_epochs=100, learning_rate=learning_rate, random_state=0)
-    assert model.fit(x, x[:, 0, 0]).score(x, x[:, 0, 0]) > 0.99
-    assert model.history_[0]["undone"]
-    kept = model.history_[model.best_epoch_ - 1]["train_loss"]
-    assert kept == min(epoch["train_loss"] for epoch in model.history_)
-    standardised = (model.predict(x) - x[:, 0, 0]) / model.y_scale_
-    assert kept == pytest.approx(np.square(standardised).mean(), rel=1e-3)
-
-
-@pytest.mark.parametrize("cases", [24, 300])  # without a validation, and with one
-def test_a_learning_rate_that_ruins_every_epoch_is_said(cases: int) -> None:
-    x = np.random.RandomState(0).randn(cases, 2, 10)
-    for model, y in ((SequenceRegressor, x[:, 0, 0]), (SequenceClassifier, x[:, 0, 0] > 0)):
-        with pytest.raises(
-            ValueError,
-            match=r"diverged, none of 10 epochs is .* lower learning_rate than 1000000",
-        ):
-            model(hidden_size=16, max_epochs=100, learning_rate=1e6, random_state=0).fit(x, y)
-
-
-@pytest.mark.parametrize("epochs", [1, 5, 15])
-def test_one_minibatch_that_ruins_the_network_is_seen_with_a_validation_too(epochs: int) -> None:
-    x = np.random.RandomState(0).randn(300, 2, 10)
-    model = SequenceRegressor(
-        hidden_size=16, batch_size=300, early_stopping=True, learning_rate=1e6, max_epochs=epochs, random_state=0
-    )
-    with pytest.raises(ValueError, match="the training diverged"):
-        model.fit(x, x[:, 0, 0])
-
-
-def test_an_undone_epoch_may_go_back_to_the_beginning_and_learn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Held out are cases that nothing can be learnt about: no epoch is as good there as the untrained network.
-    x = np.random.RandomState(0).randn(80, 1, 10)
-    y, users = (x[:, 0, 0] > 0) ^ (np.arange(80) % 2 > 0), np.arange(80) % 2
-    epoch, count = _fitting._epoch, iter(range(1, 100))
-
-    def falls_in_the_sixth(*given: Any) -> tuple[float, int, int]:
-        found = epoch(*given)
-        return (np.nan, *found[1:]) if next(count) == 6 else found
-
-    monkeypatch.setattr(_fitting, "_epoch", falls_in_the_sixth)
-    model = SequenceClassifier(
-        hidden_size=16, max_epochs=40, learning_rate=0.02, early_stopping=True, patience=40, random_state=0
-    )
-    model.fit(x, y, groups=users)
-    assert [one["epoch"] for one in model.history_ if one["undone"]] == [6]
-
-
 def test_numbers_that_are_all_the_same_and_very_small_ones_are_predicted() -> None:
     x = np.random.RandomState(0).randn(40, 1, 6)
     same = SequenceRegressor(hidden_size=4, max_epochs=2, random_state=0).fit(x, np.full(40, 5.0))
@@ -480,24 +277,6 @@ def test_probabilities_inside_autocast() -> None:
         found, said = model.predict_proba(x), model.stream()(x[0, :, 0])
     np.testing.assert_allclose(found, model.predict_proba(x), atol=0.02)
     assert said.probabilities.sum() == pytest.approx(1.0, abs=1e-5)
-
-
-def test_a_gradient_that_overflows_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    norms = iter([torch.tensor(torch.inf), torch.tensor(1.0)] * 50)
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: next(norms))
-    model = SequenceClassifier(hidden_size=4, max_epochs=1, batch_size=20).fit(*slopes(40))
-    assert model.history_[0]["overflows"] == 1
-
-
-def test_an_epoch_that_overflows_is_undone_at_half_the_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    norms = iter([torch.tensor(1.0)] * 4 + [torch.tensor(torch.nan)] * 2 + [torch.tensor(1.0)] * 50)
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: next(norms))
-    x, y = slopes(40)
-    model = SequenceClassifier(hidden_size=4, max_epochs=6, batch_size=20, random_state=0).fit(x, y)
-    rates = [epoch["learning_rate"] for epoch in model.history_]
-    assert [epoch["overflows"] for epoch in model.history_] == [0, 0, 2, 0, 0, 0]
-    assert rates[3] == pytest.approx(3e-3 * 0.5 / 2)  # half of the cosine in the middle
-    assert model.score(x, y) > 0.5
 
 
 def test_without_validation_the_epoch_of_the_lowest_training_loss_is_kept() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from mistrnn.cli._model_folder import load_model
 from mistrnn.errors import UsageError
-from mistrnn.tables._read import MISSING, delimiter_of, is_number, number_of
+from mistrnn.tables._csv import MISSING, delimiter_of, is_number, number_of
 from mistrnn.tables.recordings import LARGEST
 
 LONGEST_LINE = 2**20

@@ -111,8 +111,8 @@ def train(
     optimizer = _new_optimizer(network, plan)
     epochs: list[Epoch] = []
     untrained, untrained_loss = copy.deepcopy(network.state_dict()), mean_loss(network, train_on, loss)
-    start_loss = untrained_loss if validate_on is None else mean_loss(network, validate_on, loss)
-    if not math.isfinite(untrained_loss + start_loss):
+    untrained_reached = untrained_loss if validate_on is None else mean_loss(network, validate_on, loss)
+    if not math.isfinite(untrained_loss + untrained_reached):
         raise UsageError(
             "the loss is not finite before anything has been learnt: inputs, targets or weights are too large for float32."
         )
@@ -127,14 +127,13 @@ def train(
         if validate_on is None or steps == 1:  # the loss of a single minibatch is that before its step
             train_loss = mean_loss(network, train_on, loss)
         # It fell over: nothing to go by any more, or a loss as before it had learnt anything.
-        fell = not math.isfinite(train_loss) or 2 * overflows > steps
-        learnt = max(2 * lowest_loss, 1.1 * max(first_loss, untrained_loss))
-        most = _ruined(untrained_loss) if first_loss == math.inf else learnt
-        fell = fell or train_loss > most
+        as_before = max(2 * lowest_loss, 1.1 * max(first_loss, untrained_loss))
+        most = _ruined(untrained_loss) if first_loss == math.inf else as_before
+        fell = not math.isfinite(train_loss) or 2 * overflows > steps or train_loss > most
         validation_loss = None
         if fell:
             brakes += 1
-            network.load_state_dict(best if best_loss < start_loss else untrained)
+            network.load_state_dict(best if best_loss < untrained_reached else untrained)
             optimizer = _new_optimizer(network, plan)
         else:
             first_loss = train_loss if first_loss == math.inf else first_loss
@@ -153,7 +152,7 @@ def train(
         waited = 0 if learning_since is None else number - max(best_epoch, learning_since)
         if validate_on is not None and waited >= plan.patience:
             break
-    if not best_epoch or (brakes == MOST_BRAKES and best_loss > _ruined(start_loss)):
+    if not best_epoch or (brakes == MOST_BRAKES and best_loss > _ruined(untrained_reached)):
         raise UsageError(
             f"the training diverged, none of {len(epochs)} epochs is as good as an untrained network: try a lower "
             f"learning_rate than {plan.learning_rate}."

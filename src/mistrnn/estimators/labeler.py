@@ -47,14 +47,14 @@ class FrameLabeler(ClassEstimator):
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
+        if np.ndim(self.unlabeled):
+            raise UsageError(f"{self._name}: expected unlabeled to be one label, got {self.unlabeled!r}.")
         if self.piece_length is not None and not is_whole(self.piece_length):
             raise UsageError(
                 f"{self._name}: expected piece_length to be a whole number from 1 on, or None, got {self.piece_length!r}."
             )
 
     def _learn(self, cases: Sequence[Case], y: Any, sample_weight: NDArray[np.float64]) -> Examples:
-        if np.ndim(self.unlabeled):
-            raise UsageError(f"{self._name}: expected unlabeled to be one label, got {self.unlabeled!r}.")
         labels = self._labels_of(cases, y)
         there = [self._is_label(row) for row in labels]
         known = [label for row, mask in zip(labels, there, strict=True) for label in row[mask].tolist()]

@@ -55,7 +55,7 @@ class Network(Model):
 
 
 def check_plain_weights(network: Network) -> None:
-    """Refuse weights that hooks compute: a file would hold their parts, and none of what puts them together."""
+    """Refuse weights that are computed from others: a file would hold those, and nothing of how."""
     if hooked := hooked_names(network):
         raise UsageError(
             f"expected plain weights, and {hooked[0]} is pruned or normalised by a hook; make it a weight first "

@@ -5,13 +5,10 @@ cell that is no number can be named.
 """
 
 import csv
-import gzip
-import io
 import re
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,13 +21,19 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from mistrnn.errors import UsageError
+from mistrnn.tables._csv import (
+    MISSING,
+    check_quotes,
+    delimiter_of,
+    from_line,
+    is_number,
+    number_of,
+    records_of,
+    text_of,
+    wrong_count,
+)
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet", ".npz")
-DELIMITERS = (",", ";", "\t")
-LONGEST_START = 2**20
-"""Characters in which a delimiter is looked for."""
-MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "-", "?"})
-"""Cells that stand for a number that is not there, in small letters."""
 INDEX = "__index_level_0__"
 """What pandas calls the row numbers that it writes into Parquet files."""
 
@@ -181,7 +184,7 @@ def read_table(path: Path) -> SourceTable:
 def place_of(path: Path, row: int) -> str:
     """Return where a row of a file stands, in words: the line, as an editor counts it, or the row from 1."""
     if is_csv(path):
-        for number, (line, _) in enumerate(_records(_text_of(path))):
+        for number, (line, _) in enumerate(records_of(text_of(path))):
             if number == row + 1:  # the header is a record, too
                 return f"{path}, line {line}"
     return f"{path}, row {row + 1}"
@@ -204,58 +207,10 @@ def id_of(name: str) -> str:
     return name
 
 
-def _text_of(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-        if path.name.lower().endswith(".gz"):
-            data = gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UsageError(f"{path}: cannot be read ({reason}): truncated, or something else?") from error
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UsageError(
-            f"{path}, line {line}: expected text in UTF-8, got the byte 0x{data[error.start]:02x}. Save the file as UTF-8."
-        ) from error
-    if "\0" in text:
-        raise UsageError(f"{path}: expected text, got a file with zero bytes: is it something else than CSV?")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _records(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line on which each record begins, and its cells; empty lines are none."""
-    reader = csv.reader(io.StringIO(text, newline="\n"), delimiter=delimiter_of(text))
-    line = 1
-    for cells in reader:
-        if cells:
-            yield line, cells
-        line = reader.line_num + 1
-
-
-def delimiter_of(text: str) -> str:
-    r"""Return what separates the cells, outside of quotes.
-
-    That is what gives the first two records equally many cells; if nothing does, what is most frequent in the first.
-
-    >>> delimiter_of("t;a (m/s, calibrated)\n0;1\n"), delimiter_of("t,a\n0\n"), delimiter_of("t")
-    (';', ',', ',')
-    """
-    lines = re.sub('"[^"]*"', "quoted", text[:LONGEST_START]).split("\n")
-    first, second = (*(line for line in lines if line), "", "")[:2]
-
-    def fitness(delimiter: str) -> tuple[bool, int]:
-        count = first.count(delimiter)
-        return count > 0 and count == second.count(delimiter), count
-
-    return max(DELIMITERS, key=fitness)
-
-
 def _read_csv(path: Path) -> SourceTable:
-    text = _text_of(path)
+    text = text_of(path)
     try:
-        records = _records(text)
+        records = records_of(text)
         line, cells = next(records, (0, []))
         if not cells:
             raise UsageError(f"{path}: expected a line with the names of the columns, got an empty file.")
@@ -265,7 +220,7 @@ def _read_csv(path: Path) -> SourceTable:
                 f"{path}, line {line}: expected the names of the columns in the first line, got numbers: {cells[0]}, …"
             )
         _check_names(path, names)
-        _check_quotes(path, text, len(names))
+        check_quotes(path, text, len(names))
         second = next(records, None)
     except csv.Error as error:
         raise UsageError(f"{path}: not readable as CSV ({error}).") from error
@@ -276,7 +231,7 @@ def _read_csv(path: Path) -> SourceTable:
     else:
         try:
             data = pyarrow.csv.read_csv(
-                pa.BufferReader(_from_line(text, second[0]).encode()),
+                pa.BufferReader(from_line(text, second[0]).encode()),
                 read_options=pyarrow.csv.ReadOptions(column_names=keys, use_threads=False),
                 parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter_of(text), newlines_in_values=True),
                 convert_options=pyarrow.csv.ConvertOptions(
@@ -284,58 +239,10 @@ def _read_csv(path: Path) -> SourceTable:
                 ),
             )
         except pa.ArrowInvalid as error:
-            raise _wrong_count(path, text, len(names)) or UsageError(
+            raise wrong_count(path, text, len(names)) or UsageError(
                 f"{path}: not readable as CSV ({error})."
             ) from error
     return SourceTable(path, data.select([name for name in names if name]), names.count(""))
-
-
-def _check_quotes(path: Path, text: str, columns: int) -> None:
-    """Refuse a quote that was opened by mistake: it would swallow the rows that follow, to the next quote or to the end."""
-    delimiter = delimiter_of(text)
-    for found in re.finditer(rf'(?:\A|(?<=[\n{delimiter}]))"((?:[^"]++|"")*+)("?)', text) if '"' in text else ():
-        if found[2] and "\n" not in found[1]:
-            continue
-        if wrong := _swallows(text, found, delimiter, columns):
-            line = text.count("\n", 0, found.start()) + 1
-            raise UsageError(f"{path}, line {line}: a quote begins here and {wrong}")
-
-
-def _swallows(text: str, quoted: re.Match[str], delimiter: str, columns: int) -> str:
-    """Return what is wrong with a quoted cell of several lines, if anything is."""
-    if not quoted[2]:
-        return "never ends. Is the file truncated?"
-    # The quote that ends it would have begun another cell; or lines inside have numbers where the row that begins has them.
-    stray = text[quoted.end() : quoted.end() + 1] not in ("", "\n", delimiter)
-    before = text[text.rfind("\n", 0, quoted.start()) + 1 : quoted.start()].split(delimiter)
-    places = [place for place, cell in enumerate(before) if is_number(cell)]
-    for inside in quoted[1].split("\n")[1:] if len(places) > 1 else ():
-        cells = inside.split(delimiter)
-        stray = stray or (len(cells) == columns and all(_is_bare_number(cells[place]) for place in places))
-    return "ends in a later row. Is one missing?" if stray else ""
-
-
-def _is_bare_number(cell: str) -> bool:
-    return is_number(cell) and cell == cell.strip()
-
-
-def _from_line(text: str, line: int) -> str:
-    """Return the text from a line on, counted from 1."""
-    place = 0
-    for _ in range(line - 1):
-        place = text.index("\n", place) + 1
-    return text[place:]
-
-
-def _wrong_count(path: Path, text: str, wanted: int) -> UsageError | None:
-    """Return what to say of the first record that has another number of cells than the header."""
-    for line, cells in _records(text):
-        if len(cells) != wanted:
-            hint = " Is the file truncated?" if len(cells) < wanted else " Put text with a comma into quotes."
-            return UsageError(
-                f"{path}, line {line}: expected {wanted} cells, because the first line has as many, got {len(cells)}.{hint}"
-            )
-    return None
 
 
 def _read_parquet(path: Path) -> SourceTable:
@@ -411,20 +318,6 @@ def _check_names(path: Path, names: list[str]) -> None:
 def _counts_up(names: list[str]) -> bool:
     """Whether these are the names that pandas gives to columns that have none."""
     return names == [str(number) for number in range(len(names))]
-
-
-def number_of(text: str) -> float:
-    """Return the number that a text is; 1_000 is none, whatever Python thinks of it."""
-    return float(text.replace("_", "?"))
-
-
-def is_number(text: str) -> bool:
-    """Whether a text is a number."""
-    try:
-        number_of(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _begins_with_a_number(column: Any) -> bool:

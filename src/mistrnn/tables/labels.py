@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistrnn.errors import UsageError
-from mistrnn.tables._read import SourceTable, Texts, id_of, number_of, read_table
+from mistrnn.tables._csv import number_of
+from mistrnn.tables._read import SourceTable, Texts, id_of, read_table
 from mistrnn.tables.recordings import Recording, Say, _some
 
 ID_NAMES = ("id", "recording", "file")

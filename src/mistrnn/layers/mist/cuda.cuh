@@ -132,7 +132,7 @@ struct Mist : Gates<MistGates> {
     Values m;
     EACH_SLOT EACH_ROW a[slot][j] = extra_input(k, slot, j);
     add_shares(k, a);
-    EACH_SLOT EACH_ROW if (d >= D) a[slot][j] = Real(-3.4e38);  // below all that float32 has
+    EACH_SLOT EACH_ROW if (d >= D) a[slot][j] = Real(-3.4e38);  // as low as float32 goes
     add_input(k, kR, r);
     norm_extra(k, s, a);
     norm(k, s, kR, r);

@@ -38,7 +38,7 @@ PHASE phase_0(const GRID_CONSTANT Call call) {
     Four history[D], m = {{0, 0, 0, 0}}, r = load(k.z(b) + k.unit);
     EACH_DELAY history[d] = load_from(delay(d), k.state(k.s - delay(d), b));
     float a = k.z(b)[H + own] + (kInline ? weight * k.x(b) : args.projected[k.row(k.s, b, kG) + own]) + bias;
-    if (k.lane >= D) a = -3.4e38f;  // below all that float32 has
+    if (k.lane >= D) a = -3.4e38f;  // as low as float32 goes
     float top = a;
 #pragma unroll
     for (int distance = 1; distance < 16; distance *= 2) {
