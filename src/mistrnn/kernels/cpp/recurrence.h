@@ -34,6 +34,7 @@ template <class F, class Cell> class Recurrence {
     for (int g = 0; g < r.gate_count; g++)
       if (!r.gates[g].own_bias) r.G += r.gates[g].size;
     r.h_stride = stride(r.H);
+    r.z_stride = stride(r.W_rows);
     r.u_stride = r.W_stride = stride(r.K);
     return true;
   }
@@ -55,12 +56,12 @@ template <class F, class Cell> class Recurrence {
       for (int k = 0; k < r.reads; k++) r.du_rows[k] = arena_.template zeros<F>(most * r.u_stride);
       // Weight gradients are one product over as many rows as stay in the cache with what they read, and sums of such
       // sums; no more rows than that, because a long sum rounds too often.
-      const long fit = kChunkBytes / (long)sizeof(F) / (r.W_rows + r.reads * r.u_stride);
+      const long fit = kChunkBytes / (long)sizeof(F) / (r.z_stride + r.reads * r.u_stride);
       chunk_rows_ = fit < kChunkRows ? fit : kChunkRows;
       if (chunk_rows_ > count * call.T) chunk_rows_ = count * call.T;
       if (chunk_rows_ < most) chunk_rows_ = most;
     }
-    z_chunk_ = arena_.template zeros<F>(chunk_rows_ * r.W_rows);
+    z_chunk_ = arena_.template zeros<F>(chunk_rows_ * r.z_stride);
     for (int k = 0; k < r.reads; k++) u_chunk_[k] = arena_.template zeros<F>(chunk_rows_ * r.u_stride);
     if (arena_.failed) return false;
     at_chunk(0);
@@ -75,6 +76,7 @@ template <class F, class Cell> class Recurrence {
       }
       if (is_backward_) {
         part.backward = arena_.template zeros<F>(packed_size<F>(part.rows, part.columns));
+        part.idle = arena_.template zeros<uint8_t>(chunk_rows_);
         if (arena_.failed) return false;
         pack<F>(corner, r.W_stride, 1, part.rows, part.columns, part.backward);
       }
@@ -209,14 +211,17 @@ template <class F, class Cell> class Recurrence {
   }
 
   void at_chunk(long position) {
-    rows_.z_rows = z_chunk_ + position * rows_.W_rows;
+    rows_.chunk_row = position;
+    rows_.z_rows = z_chunk_ + position * rows_.z_stride;
     for (int k = 0; k < rows_.reads; k++) rows_.u_rows[k] = u_chunk_[k] + position * rows_.u_stride;
   }
 
   void flush() {
-    for (int p = 0; position_ > 0 && p < rows_.part_count; p++)
-      if (!rows_.parts[p].only_backward)
-        rows_.weight_gradient(rows_.parts[p], z_chunk_, u_chunk_[rows_.parts[p].read], position_);
+    for (int p = 0; position_ > 0 && p < rows_.part_count; p++) {
+      const Part<F>& part = rows_.parts[p];
+      if (!part.only_backward) rows_.weight_gradient(part, z_chunk_, u_chunk_[part.read], position_);
+      memset(part.idle, 0, chunk_rows_);
+    }
     position_ = 0;
   }
 

@@ -75,6 +75,7 @@ template <class F> struct Part {  // a rectangle of W, laid out for products in 
   int read;            // which u it multiplies
   bool only_backward;  // it sends gradients back and does nothing else
   F *forward, *backward;
+  uint8_t* idle;       // [rows of a chunk] whether its dz there is zero throughout
 };
 
 template <class F> struct Rows {
@@ -87,7 +88,7 @@ template <class F> struct Rows {
 
   // W and what the products need.
   long Kh = 0, K = 0, G = 0;     // columns of the h part, all columns, rows of the parameters
-  long W_rows = 0, W_stride = 0, u_stride = 0, h_stride = 0;
+  long W_rows = 0, W_stride = 0, u_stride = 0, z_stride = 0, h_stride = 0;
   Gate* gates = nullptr;
   int gate_count = 0;
   Part<F>* parts = nullptr;
@@ -97,8 +98,9 @@ template <class F> struct Rows {
   const F *gain = nullptr, *norm_bias = nullptr;  // [G]
 
   // Rows of the step at hand; in the backward pass u and z lie in the chunk whose weight gradients are still to be taken.
+  long chunk_row = 0;            // where in the chunk they begin
   F* u_rows[kReads] = {};        // [count][u_stride]
-  F* z_rows = nullptr;           // [count][W_rows] pre-activations, or their gradients
+  F* z_rows = nullptr;           // [count][z_stride] pre-activations, or their gradients
   F *fresh_rows = nullptr;       // [count][h_stride] the new h, before zoneout
   F *dh_rows = nullptr;          // [count][h_stride] gradient of the new h
   F *carry_rows = nullptr;       // [count][h_stride] gradient of the h one step earlier
@@ -110,7 +112,7 @@ template <class F> struct Rows {
   static constexpr long L = lanes<F>;
   F* u(int k, long i) { return u_rows[k] + i * u_stride; }
   F* du(int k, long i) { return du_rows[k] + i * u_stride; }
-  F* z(long i, int gate) { return z_rows + i * W_rows + gates[gate].row; }
+  F* z(long i, int gate) { return z_rows + i * z_stride + gates[gate].row; }
   F* fresh(long i) { return fresh_rows + i * h_stride; }
   F* dh(long i) { return dh_rows + i * h_stride; }
   F* carry(long i) { return carry_rows + i * h_stride; }
@@ -170,21 +172,30 @@ template <class F> struct Rows {
   void forward(int part, long n) {  // z = u W'
     const Part<F>& p = parts[part];
     multiply<F>(n, u_rows[p.read] + p.column, u_stride, 1, p.forward, panel_width<F>, panel_width<F> * p.columns, p.columns,
-                p.rows, z_rows + p.row, W_rows, false);
+                p.rows, z_rows + p.row, z_stride, false);
   }
   bool wants_x() const { return call.d_x != nullptr; }
   // du (+)= dz W, for the columns of h, and of x if their gradient is wanted.
   void backward(int part, long n, bool add) {
     const Part<F>& p = parts[part];
     const long columns = wants_x() ? p.columns : Kh - p.column;
-    multiply<F>(n, z_rows + p.row, W_rows, 1, p.backward, panel_width<F>, panel_width<F> * p.rows, p.rows, columns,
+    multiply<F>(n, z_rows + p.row, z_stride, 1, p.backward, panel_width<F>, panel_width<F> * p.rows, p.rows, columns,
                 du_rows[p.read] + p.column, u_stride, add);
   }
-  // dW += dz' u over the rows of a chunk.
+  // dW += dz' u over the rows of a chunk, but for stretches of them in which the part was idle.
   void weight_gradient(const Part<F>& p, const F* z, const F* u, long chunk) {
-    multiply<F>(p.rows, z + p.row, 1, W_rows, u + p.column, u_stride, panel_width<F>, chunk, p.columns,
-                dW + p.row * W_stride + p.column, W_stride, true);
+    constexpr long kWorthIt = 8;  // a product over so few rows more costs less than to begin another one
+    for (long first = 0, next; first < chunk; first = next) {
+      long end = first;  // of the rows from `first` on that are taken together
+      for (next = first; next < chunk && next - end < kWorthIt; next++)
+        if (!p.idle[next]) end = next + 1;
+      if (end == first) continue;
+      multiply<F>(p.rows, z + first * z_stride + p.row, 1, z_stride, u + first * u_stride + p.column, u_stride,
+                  panel_width<F>, end - first, p.columns, dW + p.row * W_stride + p.column, W_stride, true);
+    }
   }
+  // Instead of `backward`, where a part has dz = 0 in all rows of this step.
+  void nothing_to_send(int part, long n) { memset(parts[part].idle + chunk_row, 1, n); }
   // The gradient that a recurrent matrix sends back to h, where the mask of recurrent dropout let it read.
   void send_back(long i, const F* du_h, F* to) {
     const F* mask = dropout(i);
@@ -278,7 +289,7 @@ template <class F> struct Rows {
   void part(int first_gate, int gates_in_it, long column, long end, int read = 0, bool only_backward = false) {
     const Gate &first = gates[first_gate], &last = gates[first_gate + gates_in_it - 1];
     const long count = last.row + round_up(last.size, L) - first.row;
-    parts[part_count++] = {first.row, count, column, end - column, read, only_backward, nullptr, nullptr};
+    parts[part_count++] = {first.row, count, column, end - column, read, only_backward, nullptr, nullptr, nullptr};
   }
 };
 

@@ -56,7 +56,7 @@ template <class F> struct Clockwork : PlainCell<F> {
     for (long i = 0; i < n; i++) {
       r.read_h(0, i, r.past(i, s, 1)), r.read_x(0, i, s);
       memset(r.du(0, i), 0, sizeof(F) * r.u_stride);
-      memset(r.z_rows + i * r.W_rows, 0, sizeof(F) * r.W_rows);
+      memset(r.z_rows + i * r.z_stride, 0, sizeof(F) * r.W_rows);
     }
     for (long g = 0; g < r.D; g++) {
       const bool any = any_ticks(r, n, s, g);
@@ -74,6 +74,7 @@ template <class F> struct Clockwork : PlainCell<F> {
         r.norm_backward(i, s, (int)g);
       }
       if (any) r.backward((int)g, n, true);
+      else r.nothing_to_send((int)g, n);
     }
     for (long i = 0; i < n; i++) r.send_back(i, r.du(0, i), r.carry(i));
   }
