@@ -86,16 +86,7 @@ static void multiply(long rows, const F* a, long row_stride, long k_stride, cons
   }
 }
 
-// Lay B[k][j] = source[k * k_stride + j * j_stride] out in panels; the columns that are missing are zero.
-template <class F>
-static void pack(const F* source, long k_stride, long j_stride, long k_count, long columns, F* panels) {
-  for (long p = 0; p < panels_of<F>(columns); p++)
-    for (long k = 0; k < k_count; k++)
-      for (long j = 0; j < panel_width<F>; j++) {
-        const long column = p * panel_width<F> + j;
-        *panels++ = column < columns ? source[k * k_stride + column * j_stride] : F(0);
-      }
-}
+// The room that B takes in panels.
 template <class F> inline long packed_size(long k_count, long columns) {
   return panels_of<F>(columns) * panel_width<F> * k_count;
 }

@@ -4,17 +4,9 @@
 // never wait for one another, and the weights stay in the thread's own cache.
 #pragma once
 
-#include "kernels/cpp/rows.h"
+#include "kernels/cpp/weights.h"
 
 namespace mistrnn::MISTRNN_ISA {
-
-// The sequences of one trial that one thread takes, and the gradients that they add up.
-template <class F> struct Share {
-  long e, count;
-  const Sequence* sequences;
-  int32_t* origins;
-  F *dW, *d_gain, *d_norm_bias;
-};
 
 template <class F, class Cell> class Recurrence {
  public:
@@ -26,7 +18,7 @@ template <class F, class Cell> class Recurrence {
     Rows<F>& r = rows_;
     const long many = r.D > 4 ? r.D : 4;
     r.gates = arena_.template zeros<Gate>(many);
-    r.parts = arena_.template zeros<Part<F>>(many + 1);
+    r.parts = arena_.template zeros<Part<F>>(many + 2);
     if (arena_.failed) return false;
     r.Kh = r.H;
     cell_.describe(r);
@@ -39,14 +31,16 @@ template <class F, class Cell> class Recurrence {
     return true;
   }
 
-  // ... then they are laid out, and there is memory for `count` sequences in blocks of at most `most`.
+  // ... then somebody lays them out (weights.h) ...
+  Weights<F, Cell> weights() { return {rows_, cell_, is_backward_}; }
+
+  // ... and there is memory for `count` sequences in blocks of at most `most`.
   bool prepare(const Call& call, long count, long most) {
     Rows<F>& r = rows_;
     if (call.layer_norm) {
       r.gain = (const F*)call.gain + r.e * call.gain_trial;
       r.norm_bias = Rows<F>::template offset<const F>(call.bias, r.e * call.bias_trial);
     }
-    r.W = arena_.template zeros<F>(r.W_rows * r.W_stride);
     r.zero_row = arena_.template zeros<F>(r.h_stride);
     r.fresh_rows = arena_.template zeros<F>(most * r.h_stride);
     chunk_rows_ = most;
@@ -63,24 +57,9 @@ template <class F, class Cell> class Recurrence {
     }
     z_chunk_ = arena_.template zeros<F>(chunk_rows_ * r.z_stride);
     for (int k = 0; k < r.reads; k++) u_chunk_[k] = arena_.template zeros<F>(chunk_rows_ * r.u_stride);
+    for (int p = 0; is_backward_ && p < r.part_count; p++) r.parts[p].idle = arena_.template zeros<uint8_t>(chunk_rows_);
     if (arena_.failed) return false;
     at_chunk(0);
-    fill_weights(call);
-    for (int p = 0; p < r.part_count; p++) {
-      Part<F>& part = r.parts[p];
-      const F* corner = r.W + part.row * r.W_stride + part.column;
-      if (!is_backward_ && !part.only_backward) {
-        part.forward = arena_.template zeros<F>(packed_size<F>(part.columns, part.rows));
-        if (arena_.failed) return false;
-        pack<F>(corner, 1, r.W_stride, part.columns, part.rows, part.forward);
-      }
-      if (is_backward_) {
-        part.backward = arena_.template zeros<F>(packed_size<F>(part.rows, part.columns));
-        part.idle = arena_.template zeros<uint8_t>(chunk_rows_);
-        if (arena_.failed) return false;
-        pack<F>(corner, r.W_stride, 1, part.rows, part.columns, part.backward);
-      }
-    }
     return cell_.prepare(r, most, is_backward_) && !arena_.failed;
   }
 
@@ -165,38 +144,6 @@ template <class F, class Cell> class Recurrence {
     cell_.finish_backward(r);
   }
 
-  // The gradients of the parameters of one trial, from the sums over its shares.
-  void hand_over(const Call& call, const Share<F>* shares, long count) {
-    Rows<F>& r = rows_;
-    F *ih = (F*)call.d_weight_ih + r.e * r.G * r.I, *hh = (F*)call.d_weight_hh + r.e * r.G * r.Kh;
-    F* bias = Rows<F>::template offset<F>(call.d_bias, r.e * r.G);
-    F* bias_hn = Rows<F>::template offset<F>(call.d_bias_hn, r.e * r.H);
-    for (int g = 0; g < r.gate_count; g++) {
-      const Gate& gate = r.gates[g];
-      for (long j = 0; j < gate.size; j++) {
-        const long at = (gate.row + j) * r.W_stride, row = gate.parameter_row + j;
-        auto total = [&](long k) {
-          F value = 0;
-          for (long c = 0; c < count; c++) value += shares[c].dW[at + k];
-          return value;
-        };
-        for (long k = 0; gate.reads_h && k < r.Kh; k++) hh[row * r.Kh + k] = cell_.exists(r, g, k) ? total(k) : F(0);
-        for (long k = 0; gate.reads_x && k < r.I; k++) ih[row * r.I + k] = total(r.Kh + 1 + k);
-        if (gate.own_bias) {
-          if (bias_hn) bias_hn[j] = total(r.Kh);
-        } else if (bias && !call.layer_norm) {
-          bias[row] = total(r.Kh);
-        }
-      }
-    }
-    for (long g = 0; call.layer_norm && g < r.G; g++) {
-      F dg = 0, db = 0;
-      for (long c = 0; c < count; c++) dg += shares[c].d_gain[g], db += shares[c].d_norm_bias[g];
-      ((F*)call.d_gain)[r.e * r.G + g] = dg;
-      if (bias) bias[g] = db;
-    }
-  }
-
   long gradient_size() const { return rows_.W_rows * rows_.W_stride; }
   long weight_bytes() const { return rows_.W_rows * rows_.W_stride * (long)sizeof(F); }
   long parameter_rows() const { return rows_.G; }
@@ -219,30 +166,10 @@ template <class F, class Cell> class Recurrence {
   void flush() {
     for (int p = 0; position_ > 0 && p < rows_.part_count; p++) {
       const Part<F>& part = rows_.parts[p];
-      if (!part.only_backward) rows_.weight_gradient(part, z_chunk_, u_chunk_[part.read], position_);
+      if (part.use & kForwards) rows_.weight_gradient(part, z_chunk_, u_chunk_[part.read], position_);
       memset(part.idle, 0, chunk_rows_);
     }
     position_ = 0;
-  }
-
-  void fill_weights(const Call& call) {
-    Rows<F>& r = rows_;
-    const F* ih = (const F*)call.weight_ih + r.e * call.weight_ih_trial;
-    const F* hh = (const F*)call.weight_hh + r.e * call.weight_hh_trial;
-    const F* bias = Rows<F>::template offset<const F>(call.bias, r.e * call.bias_trial);
-    const F* bias_hn = Rows<F>::template offset<const F>(call.bias_hn, r.e * call.bias_hn_trial);
-    for (int g = 0; g < r.gate_count; g++) {
-      const Gate& gate = r.gates[g];
-      for (long j = 0; j < gate.size; j++) {
-        F* to = r.W + (gate.row + j) * r.W_stride;
-        const long row = gate.parameter_row + j;
-        for (long k = 0; gate.reads_h && k < r.Kh; k++)
-          if (cell_.exists(r, g, k)) to[k] = hh[row * r.Kh + k];
-        if (gate.own_bias) to[r.Kh] = bias_hn ? bias_hn[j] : F(0);
-        else if (bias && !call.layer_norm) to[r.Kh] = bias[row];
-        if (gate.reads_x) memcpy(to + r.Kh + 1, ih + row * r.I, sizeof(F) * r.I);
-      }
-    }
   }
 
   // Zoneout: units keep their previous value where a mask says so, or in evaluation in expectation.
@@ -346,7 +273,8 @@ template <class F, class Cell> class Recurrence {
 template <class F> struct PlainCell {
   static constexpr bool kSavesFresh = true;  // whether the backward pass reads the new h where zoneout hides it
   bool prepare(Rows<F>&, long, bool) { return true; }
-  bool exists(const Rows<F>&, int, long) const { return true; }          // whether gate g reads column k of h
+  bool exists(const Rows<F>&, int, long) const { return true; }          // whether gate g reads column k of h ...
+  long block(const Rows<F>& r) const { return r.Kh; }                    // ... and as many from there on, k a multiple
   void begin(Rows<F>&) {}
   void finish(Rows<F>&) {}
   void begin_backward(Rows<F>&) {}

@@ -10,11 +10,26 @@
 #pragma once
 
 #include <stdlib.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include "kernels/cpp/call.h"
 #include "kernels/cpp/product.h"
 
 namespace mistrnn::MISTRNN_ISA {
+
+// Ask for large pages under a big piece of memory that is about to be written for the first time: the operating system would
+// otherwise hand it out in thousands of small ones, which takes longer than to fill them. Only a hint.
+inline void large_pages(void* p, long bytes) {
+#if defined(__linux__)
+  constexpr long kPage = 2 * 1024 * 1024;
+  const uintptr_t first = ((uintptr_t)p + kPage - 1) / kPage * kPage, end = ((uintptr_t)p + bytes) / kPage * kPage;
+  if (p && end > first + kPage) madvise((void*)first, end - first, MADV_HUGEPAGE);
+#else
+  (void)p, (void)bytes;
+#endif
+}
 
 constexpr int kReads = 2;  // vectors u that a step reads: one, two in MIST
 
@@ -27,11 +42,15 @@ class Arena {
     free(held_);
   }
   template <class T> T* zeros(long n) {
+    T* place = room<T>(n);
+    return place ? (T*)memset(place, 0, sizeof(T) * (n > 0 ? n : 0)) : nullptr;
+  }
+  template <class T> T* room(long n) {  // as it comes
     const size_t bytes = (size_t)round_up((n > 0 ? n : 1) * (long)sizeof(T), 64);
     if (next_ < count_ && held_[next_].bytes != bytes)
       while (count_ > next_) free(held_[--count_].place);
     if (next_ == count_ && !take(bytes)) return failed = true, nullptr;
-    return (T*)memset(held_[next_++].place, 0, bytes);
+    return (T*)held_[next_++].place;
   }
   void start_over() { next_ = 0; }
   bool failed = false;
@@ -49,6 +68,7 @@ class Arena {
     }
     void* place = nullptr;
     if (posix_memalign(&place, 64, bytes) != 0) return false;
+    large_pages(place, (long)bytes);
     held_[count_++] = {place, bytes};
     return true;
   }
@@ -72,11 +92,12 @@ struct Gate {          // a block of rows of W
 
 template <class F> struct Part {  // a rectangle of W, laid out for products in both directions
   long row, rows, column, columns;
-  int read;            // which u it multiplies
-  bool only_backward;  // it sends gradients back and does nothing else
-  F *forward, *backward;
-  uint8_t* idle;       // [rows of a chunk] whether its dz there is zero throughout
+  int read;       // which u it multiplies
+  int use;        // in which directions there are products with it
+  F* panels;      // the weights, as the products of the run's direction read them
+  uint8_t* idle;  // [rows of a chunk] whether its dz there is zero throughout
 };
+enum Use { kForwards = 1, kBackwards = 2, kBothWays = 3 };
 
 template <class F> struct Rows {
   const Call& call;
@@ -93,7 +114,7 @@ template <class F> struct Rows {
   int gate_count = 0;
   Part<F>* parts = nullptr;
   int part_count = 0, reads = 1;
-  F *W = nullptr, *dW = nullptr;              // [W_rows][W_stride]
+  F* dW = nullptr;                              // [W_rows][W_stride]
   F *d_gain = nullptr, *d_norm_bias = nullptr;  // [G], only with layer norm
   const F *gain = nullptr, *norm_bias = nullptr;  // [G]
 
@@ -171,16 +192,20 @@ template <class F> struct Rows {
 
   void forward(int part, long n) {  // z = u W'
     const Part<F>& p = parts[part];
-    multiply<F>(n, u_rows[p.read] + p.column, u_stride, 1, p.forward, panel_width<F>, panel_width<F> * p.columns, p.columns,
+    multiply<F>(n, u_rows[p.read] + p.column, u_stride, 1, p.panels, panel_width<F>, panel_width<F> * p.columns, p.columns,
                 p.rows, z_rows + p.row, z_stride, false);
   }
   bool wants_x() const { return call.d_x != nullptr; }
   // du (+)= dz W, for the columns of h, and of x if their gradient is wanted.
   void backward(int part, long n, bool add) {
     const Part<F>& p = parts[part];
-    const long columns = wants_x() ? p.columns : Kh - p.column;
-    multiply<F>(n, z_rows + p.row, z_stride, 1, p.backward, panel_width<F>, panel_width<F> * p.rows, p.rows, columns,
-                du_rows[p.read] + p.column, u_stride, add);
+    multiply_back(part, n, z_rows + p.row, z_stride, du_rows[p.read] + p.column, add);
+  }
+  void multiply_back(int part, long n, const F* dz, long dz_stride, F* du, bool add) {
+    const Part<F>& p = parts[part];
+    const long end = p.column + p.columns;
+    multiply<F>(n, dz, dz_stride, 1, p.panels, panel_width<F>, panel_width<F> * p.rows, p.rows,
+                (wants_x() || end < Kh ? end : Kh) - p.column, du, u_stride, add);
   }
   // dW += dz' u over the rows of a chunk, but for stretches of them in which the part was idle.
   void weight_gradient(const Part<F>& p, const F* z, const F* u, long chunk) {
@@ -286,10 +311,10 @@ template <class F> struct Rows {
     gates[gate_count++] = {size, W_rows, parameter_row, reads_h, reads_x, own_bias};
     W_rows += round_up(size, L);
   }
-  void part(int first_gate, int gates_in_it, long column, long end, int read = 0, bool only_backward = false) {
+  void part(int first_gate, int gates_in_it, long column, long end, int read = 0, int use = kBothWays) {
     const Gate &first = gates[first_gate], &last = gates[first_gate + gates_in_it - 1];
     const long count = last.row + round_up(last.size, L) - first.row;
-    parts[part_count++] = {first.row, count, column, end - column, read, only_backward, nullptr, nullptr, nullptr};
+    parts[part_count++] = {first.row, count, column, end - column, read, use, nullptr, nullptr};
   }
 };
 

@@ -2,9 +2,6 @@
 //
 // Compiled once for every instruction set, with MISTRNN_ISA naming it.
 #include <pthread.h>
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
@@ -88,18 +85,6 @@ inline long block_rows(long weight_bytes, long count) {
   return blocks > 0 ? (count + blocks - 1) / blocks : 1;
 }
 
-// Ask for large pages under a big tensor that is about to be written for the first time: the operating system would
-// otherwise hand out its memory in thousands of small ones, which takes longer than to fill them. Only a hint.
-inline void large_pages(void* p, long bytes) {
-#if defined(__linux__)
-  constexpr long kPage = 2 * 1024 * 1024;
-  const uintptr_t first = ((uintptr_t)p + kPage - 1) / kPage * kPage, end = ((uintptr_t)p + bytes) / kPage * kPage;
-  if (p && end > first + kPage) madvise((void*)first, end - first, MADV_HUGEPAGE);
-#else
-  (void)p, (void)bytes;
-#endif
-}
-
 template <class F, class Cell> Status run(const Call& call, bool is_backward) {
   Arena arena;
   const long E = call.E, B = call.B, T = call.T, steps_bytes = E * T * B * (long)sizeof(F);
@@ -156,17 +141,42 @@ template <class F, class Cell> Status run(const Call& call, bool is_backward) {
 
   const bool wants_weights = is_backward && call.d_weight_hh;
   volatile bool failed = false;
+  // Threads that share a trial share its panels, too, and fill them together.
+  const bool shared = pieces > 1;
+  const long slices = call.threads;
+  Recurrence<F, Cell> any(call, arena, 0, is_backward);
+  if (!any.describe()) return kOutOfMemory;
+  const long panels_size = any.weights().size();
+  F* panels = shared ? arena.room<F>(E * panels_size) : nullptr;
+  if (arena.failed) return kOutOfMemory;
+  auto of_shared = [&](auto work) {  // work(the recurrence of a trial, a slice of it)
+    in_parallel(call, E * slices, [&](long k, Arena& memory) {
+      Recurrence<F, Cell> r(call, memory, k / slices, is_backward);
+      if (!r.describe()) return (void)(failed = true);
+      r.weights().place(panels + k / slices * panels_size);
+      work(r, k / slices, k % slices);
+    });
+  };
+  if (shared) of_shared([&](auto& r, long, long slice) {
+    if (!r.weights().pack(slice, slices)) failed = true;
+  });
+  if (failed) return kOutOfMemory;
   in_parallel(call, E * pieces, [&](long k, Arena& memory) {
     Share<F>& share = shares[k];
     if (share.count == 0 && !wants_weights) return;
     Recurrence<F, Cell> r(call, memory, share.e, is_backward);
     if (!r.describe()) return (void)(failed = true);
     const long most = block_rows(r.weight_bytes(), share.count);
+    F* own_panels = shared ? panels + share.e * panels_size : memory.room<F>(panels_size);
+    if (!own_panels) return (void)(failed = true);
+    r.weights().place(own_panels);
+    if (!shared && !r.weights().pack(0, 1)) return (void)(failed = true);
     if (!r.prepare(call, share.count, most)) return (void)(failed = true);
     if (wants_weights) {
       const long size = r.gradient_size() + 2 * r.parameter_rows();
-      share.dW = pieces == 1 ? memory.zeros<F>(size) : (F*)calloc(size, sizeof(F));
+      share.dW = !shared ? memory.zeros<F>(size) : (F*)calloc(size, sizeof(F));
       if (!share.dW) return (void)(failed = true);
+      large_pages(share.dW, size * (long)sizeof(F));
       share.d_gain = share.dW + r.gradient_size();
       share.d_norm_bias = share.d_gain + r.parameter_rows();
     }
@@ -175,16 +185,12 @@ template <class F, class Cell> Status run(const Call& call, bool is_backward) {
       if (is_backward) r.backward(call, share.sequences + first, count, share.origins, share.dW, share.d_gain, share.d_norm_bias);
       else r.forward(call, share.sequences + first, count, share.origins);
     }
-    if (wants_weights && pieces == 1) r.hand_over(call, &share, 1);
+    if (wants_weights && !shared) r.weights().hand_over(&share, 1, 0, 1);
   });
-  if (wants_weights && pieces > 1 && !failed) {
-    for (long e = 0; e < E && !failed; e++) {
-      Recurrence<F, Cell> r(call, arena, e, false);
-      if (r.describe()) r.hand_over(call, shares + e * pieces, pieces);
-      else failed = true;
-    }
-  }
-  for (long k = 0; pieces > 1 && k < E * pieces; k++) free(shares[k].dW);
+  if (wants_weights && shared && !failed) of_shared([&](auto& r, long e, long slice) {
+    r.weights().hand_over(shares + e * pieces, pieces, slice, slices);
+  });
+  for (long k = 0; shared && k < E * pieces; k++) free(shares[k].dW);
   return failed ? kOutOfMemory : kDone;
 }
 
@@ -241,6 +247,10 @@ template <class F, class Cell> struct StreamOf : AnyStream {
     for (long d = 0; d < call.D; d++) delays[d] = call.delays[d];  // the caller's may be gone by the next step
     call.delays = delays;
     if (!recurrence.describe()) return false;
+    F* panels = arena.template room<F>(recurrence.weights().size());
+    if (!panels) return false;
+    recurrence.weights().place(panels);
+    if (!recurrence.weights().pack(0, 1)) return false;
     most = block_rows(recurrence.weight_bytes(), call.B);
     if (!recurrence.prepare(call, call.B, most)) return false;
     for (long b = 0; b < call.B; b++) sequences[b] = {b, 1, 0, 1};

@@ -24,6 +24,7 @@ template <class F> struct Clockwork : PlainCell<F> {
   bool exists(const Rows<F>& r, int g, long column) const {
     return r.call.delays[column / size_] >= r.call.delays[g];
   }
+  long block(const Rows<F>&) const { return size_; }
 
   bool ticks(Rows<F>& r, long i, long s, long g) { return r.clock(i, s) % r.call.delays[g] == 0; }
   bool any_ticks(Rows<F>& r, long n, long s, long g) {

@@ -7,13 +7,14 @@ namespace mistrnn::MISTRNN_ISA {
 
 template <class F> struct Narx : PlainCell<F> {
   static constexpr long L = lanes<F>;
-  enum { kAll, kX };  // products: everything forwards, and only x backwards (gather sends gradients to earlier states)
+  enum { kAll, kX, kDelay };  // products: everything forwards; backwards x by itself, and from here on delay by delay
 
   void describe(Rows<F>& r) {
     r.Kh = r.D * r.H;
     r.gate(r.H, 0);
-    r.part(0, 1, 0, r.Kh + 1 + r.I);
-    r.part(0, 1, r.Kh + 1, r.Kh + 1 + r.I, 0, true);
+    r.part(0, 1, 0, r.Kh + 1 + r.I, 0, kForwards);
+    r.part(0, 1, r.Kh + 1, r.Kh + 1 + r.I, 0, kBackwards);
+    for (long d = 0; d < r.D; d++) r.part(0, 1, d * r.H, (d + 1) * r.H, 0, kBackwards);
   }
 
   bool prepare(Rows<F>& r, long most, bool is_backward) {
@@ -23,16 +24,8 @@ template <class F> struct Narx : PlainCell<F> {
     width_ = round_up(r.H, L);
     dz_ = r.arena.template zeros<F>(ring_steps_ * most * width_);
     filled_ = r.arena.template zeros<uint8_t>(ring_steps_);
-    later_ = r.arena.template zeros<F>(most * r.D * width_);
+    later_ = r.arena.template zeros<F>(most * width_);
     back_ = r.arena.template zeros<F>(most * r.u_stride);
-    // The transposed weights, delay under delay: one product collects what all the later steps send.
-    F* stacked = r.arena.template zeros<F>(r.D * width_ * r.H);
-    weights_ = r.arena.template zeros<F>(packed_size<F>(r.D * width_, r.H));
-    if (r.arena.failed) return false;
-    for (long d = 0; d < r.D; d++)
-      for (long j = 0; j < r.H; j++)
-        memcpy(stacked + (d * width_ + j) * r.H, r.W + j * r.W_stride + d * r.H, sizeof(F) * r.H);
-    pack<F>(stacked, r.H, 1, r.D * width_, r.H, weights_);
     return true;
   }
 
@@ -60,20 +53,17 @@ template <class F> struct Narx : PlainCell<F> {
     bool any = false;
     for (long d = 0; d < r.D; d++) {
       const long delay = r.call.delays[d], later = s + delay;
-      const bool filled = later >= 0 && later < r.sequences[0].length && filled_[later % ring_steps_];
-      any |= filled;
+      if (later < 0 || later >= r.sequences[0].length || !filled_[later % ring_steps_]) continue;
       for (long i = 0; i < n; i++) {
-        F* to = later_ + (i * r.D + d) * width_;
-        if (filled && r.sequences[i].length > later && r.sees(i, later, delay))
-          memcpy(to, ring(later, i), sizeof(F) * width_);
+        if (r.sequences[i].length > later && r.sees(i, later, delay))
+          memcpy(later_ + i * width_, ring(later, i), sizeof(F) * width_);
         else
-          memset(to, 0, sizeof(F) * width_);
+          memset(later_ + i * width_, 0, sizeof(F) * width_);
       }
+      r.multiply_back((int)(kDelay + d), n, later_, width_, back_, any);
+      any = true;
     }
-    if (!any) return;
-    multiply<F>(n, later_, r.D * width_, 1, weights_, panel_width<F>, panel_width<F> * r.D * width_, r.D * width_, r.H,
-                back_, r.u_stride, false);
-    for (long i = 0; i < n; i++) r.send_back(i, back_ + i * r.u_stride, r.dh(i));
+    for (long i = 0; any && i < n; i++) r.send_back(i, back_ + i * r.u_stride, r.dh(i));
   }
 
   void backward(Rows<F>& r, long s, long n) {
