@@ -202,6 +202,9 @@ def odd_sizes() -> Iterator[Row]:
         (139, 4, 10_000, single),
         (139, 100, 1, single),
         (1024, 100, 20, single),
+        (1024, 32, 20, single),
+        (1024, 5, 60, single),
+        (1024, 1, 60, single),
         (139, 100, 784, double),
     ):
         twin, input = nn.LSTM(1, hidden, dtype=dtype), torch.randn(steps, batch, 1, dtype=dtype)

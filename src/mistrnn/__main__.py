@@ -2,9 +2,12 @@
 
 import sys
 
+from mistrnn._memory import keep_freed_memory
+
 
 def main() -> None:
     """Run the command, or say what to install if its packages are missing."""
+    keep_freed_memory()
     try:
         from mistrnn.cli import run
     except ModuleNotFoundError as error:

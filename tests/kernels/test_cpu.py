@@ -1,6 +1,9 @@
 """The fused CPU forms against the plain forms, by the tolerance rule: every layer, every option, odd sizes, every instruction
 set, any number of threads."""
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -172,6 +175,74 @@ def test_any_number_of_threads(name: str, own: bool, monkeypatch: pytest.MonkeyP
         assert broken(layer, 12, 5, lengths=[12, 4, 9, 12, 1]) == {}
         first, second = (measure(layer, "fused", torch.float32, 12, 5) for _ in range(2))
         assert all(torch.equal(first[key], second[key]) for key in first)  # the same call, the same bits
+
+
+@every_fused_layer
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("own", [False, True], ids=["torch's threads", "own threads"])
+def test_threads_that_share_the_weights(name: str, own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if own:
+        monkeypatch.setattr(loaded(), "_team", None)
+    monkeypatch.setattr(loaded(), "together", 1)
+    monkeypatch.setattr("mistrnn.kernels.cpu.WORTH_A_THREAD", 1)
+    with seeded(2):
+        layer = tame(small(name, hidden_size=54, num_layers=2, bidirectional=True, **REGULARISERS["all"]))
+        reset = torch.rand(6, 5) < 0.15
+    for count in (2, 3):
+        torch.set_num_threads(count)
+        assert broken(layer, 6, 5, lengths=[6, 3, 0, 6, 1], reset=reset) == {}
+    one_layer = sized(name, 24)
+    assert broken(one_layer, 3, 70) == {}  # more than a block of sequences
+    first, second = (measure(one_layer, "fused", torch.float32, 4, 5) for _ in range(2))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+@every_fused_layer
+@pytest.mark.usefixtures("threads")
+def test_threads_that_share_the_weights_of_one_trial_after_the_other(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mistrnn.kernels.cpu.WORTH_A_THREAD", 1)
+    torch.set_num_threads(2)
+    layer, parameters = stacked(name, 3)
+    layer.form = "fused"
+    input = torch.randn(5, 4, 3, dtype=torch.float64)
+
+    def loss(values: dict[str, Tensor]) -> Tensor:
+        return functional_call(layer, values, (input,))[0].square().sum()
+
+    apart, together = {}, {}
+    for found, choice in ((apart, 0), (together, 1)):
+        monkeypatch.setattr(loaded(), "together", choice)
+        found |= vmap(grad(loss))(parameters)
+    close(tuple(together.values()), tuple(apart.values()), 1e-12)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("name", ["mist", "lstm"])
+def test_large_layers(name: str) -> None:
+    torch.set_num_threads(2)
+    layer = sized(name, 1024)
+    assert broken(layer, 3, 4) == {}
+
+
+def test_fewer_threads_than_asked_for_do_not_wait_for_the_others() -> None:
+    """OpenMP may give fewer threads than it was asked for; those that share weights wait only for members that are there."""
+    code = """
+import torch
+from mistrnn import LSTM
+from mistrnn.kernels import _library, cpu
+torch.set_num_threads(4)
+cpu.WORTH_A_THREAD, _library.library.together = 1, 1
+layer, input = LSTM(2, 64), torch.randn(6, 5, 2)
+found = layer(input)[0]
+layer.form = "plain"
+torch.testing.assert_close(found, layer(input)[0])
+print("done")
+"""
+    environment = {**os.environ, "OMP_THREAD_LIMIT": "2"}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, timeout=100, capture_output=True, text=True)
+    assert ended.stdout == "done\n", ended.stderr
 
 
 @every_fused_layer

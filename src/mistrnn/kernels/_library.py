@@ -23,8 +23,8 @@ class Call(ctypes.Structure):
     """`struct Call` of kernels/cpp/call.h, field by field; see there for the meanings."""
 
     _fields_ = (
-        *_named(_INT, "cell", "is_double", "threads"),
-        *_named(_POINTER, "team"),
+        *_named(_INT, "cell", "is_double", "threads", "together"),
+        *_named(_POINTER, "team", "team_size"),
         *_named(_INT, "E", "T", "B", "I", "H", "M", "D", "S"),
         *_named(_POINTER, "delays"),
         *_named(_INT, "layer_norm", "reverse", "save"),
@@ -66,7 +66,10 @@ class Library:
             function.restype, function.argtypes = result, arguments
         if code.mistrnn_call_size() != ctypes.sizeof(Call):
             raise OSError(f"{path} is of another version of mistrnn; install mistrnn again")
-        self._code, self._team = code, _team()
+        self._code = code
+        self._team, self._team_size = _team()
+        self.together = -1
+        """Whether threads share one trial's weights: 1 yes, 0 no, -1 where it is faster."""
         self.stream_step = code.mistrnn_stream_step
         self.stream_free = code.mistrnn_stream_free
         self.level: int = code.mistrnn_best_level()
@@ -74,7 +77,7 @@ class Library:
 
     def run(self, call: Call, *, backward: bool) -> None:
         """Run forwards or backwards."""
-        call.team = self._team
+        call.team, call.team_size, call.together = self._team, self._team_size, self.together
         status = self._code.mistrnn_run(ctypes.byref(call), backward, self.level)
         if status == 1:
             raise MemoryError(f"not enough memory for {call.E} x {call.B} sequences of {call.T} steps")
@@ -88,17 +91,19 @@ class Library:
         return int(stream)
 
 
-def _team() -> int | None:
-    """Return the address of GOMP_parallel in the OpenMP that torch has loaded, if there is one.
+def _team() -> tuple[int | None, int | None]:
+    """Return the addresses of GOMP_parallel and omp_get_num_threads in the OpenMP that torch has loaded, if there is one.
 
     Torch's threads keep a core busy for some milliseconds after each of its operations: better to work with them than to
     compete with them.
     """
     try:
         torch_code = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        return ctypes.cast(torch_code.GOMP_parallel, _POINTER).value
+        functions = torch_code.GOMP_parallel, torch_code.omp_get_num_threads
+        parallel, size = (ctypes.cast(function, _POINTER).value for function in functions)
+        return parallel, size
     except (OSError, AttributeError):
-        return None  # threads of our own serve
+        return None, None  # threads of our own serve
 
 
 def _load() -> Library | str:

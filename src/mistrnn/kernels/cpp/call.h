@@ -12,7 +12,9 @@ namespace mistrnn {
 
 struct Call {
   int64_t cell, is_double, threads;
+  int64_t together;  // whether threads share one trial's weights: 1 yes, 0 no, -1 where it is faster
   void (*team)(void (*)(void*), void*, unsigned, unsigned);  // GOMP_parallel of the OpenMP that torch has loaded, or null
+  int (*team_size)();                                        // its omp_get_num_threads
   int64_t E, T, B, I, H, M, D, S;
   const int64_t* delays;  // [D], or the periods
   int64_t layer_norm, reverse, save;

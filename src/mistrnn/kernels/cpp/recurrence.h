@@ -1,7 +1,8 @@
 // The one loop over time of every fused CPU form, forwards and backwards, with the cell plugged in.
 //
 // A thread takes some sequences of a trial through all steps by itself: sequences do not depend on each other, so threads
-// never wait for one another, and the weights stay in the thread's own cache.
+// never wait for one another, and the weights stay in the thread's own cache. Where those are too many for a cache, threads
+// form a crew (crew.h): each runs this same loop, with the sequences that are its own and a part of every product.
 #pragma once
 
 #include "kernels/cpp/weights.h"
@@ -10,8 +11,8 @@ namespace mistrnn::MISTRNN_ISA {
 
 template <class F, class Cell> class Recurrence {
  public:
-  Recurrence(const Call& call, Arena& arena, long e, bool is_backward)
-      : arena_(arena), rows_(call, arena, e), is_backward_(is_backward) {}
+  Recurrence(const Call& call, Arena& arena, long e, bool is_backward, Member me = {})
+      : arena_(arena), rows_(call, arena, e, me), is_backward_(is_backward) {}
 
   // First the cell says what its weights are like ...
   bool describe() {
@@ -42,12 +43,12 @@ template <class F, class Cell> class Recurrence {
       r.norm_bias = Rows<F>::template offset<const F>(call.bias, r.e * call.bias_trial);
     }
     r.zero_row = arena_.template zeros<F>(r.h_stride);
-    r.fresh_rows = arena_.template zeros<F>(most * r.h_stride);
+    r.fresh_rows = r.template shared<F>(most * r.h_stride);
     chunk_rows_ = most;
     if (is_backward_) {
-      r.dh_rows = arena_.template zeros<F>(most * r.h_stride);
-      r.carry_rows = arena_.template zeros<F>(most * r.h_stride);
-      for (int k = 0; k < r.reads; k++) r.du_rows[k] = arena_.template zeros<F>(most * r.u_stride);
+      r.dh_rows = r.template shared<F>(most * r.h_stride);
+      r.carry_rows = r.template shared<F>(most * r.h_stride);
+      for (int k = 0; k < r.reads; k++) r.du_rows[k] = r.template shared<F>(most * r.u_stride);
       // Weight gradients are one product over as many rows as stay in the cache with what they read, and sums of such
       // sums; no more rows than that, because a long sum rounds too often.
       const long fit = kChunkBytes / (long)sizeof(F) / (r.z_stride + r.reads * r.u_stride);
@@ -55,12 +56,12 @@ template <class F, class Cell> class Recurrence {
       if (chunk_rows_ > count * call.T) chunk_rows_ = count * call.T;
       if (chunk_rows_ < most) chunk_rows_ = most;
     }
-    z_chunk_ = arena_.template zeros<F>(chunk_rows_ * r.z_stride);
-    for (int k = 0; k < r.reads; k++) u_chunk_[k] = arena_.template zeros<F>(chunk_rows_ * r.u_stride);
+    z_chunk_ = r.template shared<F>(chunk_rows_ * r.z_stride);
+    for (int k = 0; k < r.reads; k++) u_chunk_[k] = r.template shared<F>(chunk_rows_ * r.u_stride);
     for (int p = 0; is_backward_ && p < r.part_count; p++) r.parts[p].idle = arena_.template zeros<uint8_t>(chunk_rows_);
-    if (arena_.failed) return false;
     at_chunk(0);
-    return cell_.prepare(r, most, is_backward_) && !arena_.failed;
+    cell_.prepare(r, most, is_backward_);
+    return r.me.all(!arena_.failed);
   }
 
   void forward(const Call& call, const Sequence* sequences, long count, int32_t* origins) {
@@ -70,12 +71,12 @@ template <class F, class Cell> class Recurrence {
     for (long s = 0, n = count; s < sequences[0].length; s++) {
       while (sequences[n - 1].length <= s) n--;
       cell_.forward(r, s, n);
-      for (long i = 0; i < n; i++) {
+      for (long i : r.mine(n)) {
         if (Cell::kSavesFresh) r.save_fresh(i, s);
         keep_some(r, i, s);
       }
     }
-    for (long i = 0; i < count; i++) {
+    for (long i : r.mine(count)) {
       const Sequence& q = sequences[i];
       for (long m = 0; call.final_h && m < r.M; m++)
         memcpy((F*)call.final_h + r.e * r.M * call.B * r.H + r.state_row(i, m), r.past(i, q.length, r.M - m),
@@ -88,35 +89,36 @@ template <class F, class Cell> class Recurrence {
     cell_.finish(r);
   }
 
-  void backward(const Call& call, const Sequence* sequences, long count, int32_t* origins, F* dW, F* d_gain,
-                F* d_norm_bias) {
+  void backward(const Call& call, const Sequence* sequences, long count, int32_t* origins, const Gradients<F>& to) {
     Rows<F>& r = rows_;
     r.sequences = (Sequence*)sequences, r.count = count, r.origins = origins;
-    r.dW = dW, r.d_gain = d_gain, r.d_norm_bias = d_norm_bias;
-    memset(r.carry_rows, 0, sizeof(F) * count * r.h_stride);
-    memset(r.dh_rows, 0, sizeof(F) * count * r.h_stride);
+    r.dW = to.weights, r.d_gain = to.gain(r.me.index, r.G), r.d_norm_bias = to.norm_bias(r.me.index, r.G);
+    for (long i : r.mine(count)) {
+      memset(r.carry(i), 0, sizeof(F) * r.h_stride);
+      memset(r.dh(i), 0, sizeof(F) * r.h_stride);
+    }
     cell_.begin_backward(r);
     for (long s = sequences[0].length - 1, n = 0; s >= 0; s--) {
       while (n < count && sequences[n].length > s) n++;
-      for (long i = 0; i < n; i++) arriving(call, i, s);
+      for (long i : r.mine(n)) arriving(call, i, s);
       cell_.gather(r, s, n);
-      for (long i = 0; i < n; i++) {
+      for (long i : r.mine(n)) {
         const long t = sequences[i].time(s);
         if (call.d_probe_h) memcpy(probe(call, call.d_probe_h, i, t), r.dh(i), sizeof(F) * r.H);
         if (call.d_probe_c) memcpy(probe(call, call.d_probe_c, i, t), cell_.beside(r, i), sizeof(F) * r.H);
       }
       // A step that no gradient reaches has none to send: with the loss at the last step and gradients that vanish,
       // most steps are such.
-      if (all_zero(n) && cell_.nothing_arrives(r, s, n)) {
+      if (r.me.all(all_zero(n) && cell_.nothing_arrives(r, s, n))) {
         cell_.skip(r, s);
-        for (long i = 0; call.d_x && i < n; i++) memset(d_x(call, i, s), 0, sizeof(F) * r.I);
+        for (long i : r.mine(call.d_x ? n : 0)) memset(d_x(call, i, s), 0, sizeof(F) * r.I);
         continue;
       }
       if (position_ + count > chunk_rows_) flush();
       at_chunk(position_);
-      for (long i = 0; i < n; i++) split_kept(r, i, s);
+      for (long i : r.mine(n)) split_kept(r, i, s);
       cell_.backward(r, s, n);
-      for (long i = 0; i < n; i++) {
+      for (long i : r.mine(n)) {
         if (!r.sees(i, s, 1)) {  // a reset: nothing goes further back
           memset(r.carry(i), 0, sizeof(F) * r.H);
           cell_.cut(r, i);
@@ -132,7 +134,7 @@ template <class F, class Cell> class Recurrence {
       if (r.dW) position_ += n;
     }
     flush();
-    for (long i = 0; i < count; i++) {
+    for (long i : r.mine(count)) {
       for (long t = sequences[i].length; call.d_x && t < call.T; t++)
         memset((F*)call.d_x + ((r.e * call.T + t) * call.B + sequences[i].b) * r.I, 0, sizeof(F) * r.I);
       for (long t = sequences[i].length; t < call.T; t++) {
@@ -145,7 +147,6 @@ template <class F, class Cell> class Recurrence {
   }
 
   long gradient_size() const { return rows_.W_rows * rows_.W_stride; }
-  long weight_bytes() const { return rows_.W_rows * rows_.W_stride * (long)sizeof(F); }
   long parameter_rows() const { return rows_.G; }
 
  private:
@@ -164,11 +165,13 @@ template <class F, class Cell> class Recurrence {
   }
 
   void flush() {
+    rows_.me.wait();
     for (int p = 0; position_ > 0 && p < rows_.part_count; p++) {
       const Part<F>& part = rows_.parts[p];
       if (part.use & kForwards) rows_.weight_gradient(part, z_chunk_, u_chunk_[part.read], position_);
       memset(part.idle, 0, chunk_rows_);
     }
+    rows_.me.wait();  // until nobody reads the chunk any more
     position_ = 0;
   }
 
@@ -232,7 +235,7 @@ template <class F, class Cell> class Recurrence {
   }
 
   bool all_zero(long n) {
-    for (long i = 0; i < n; i++)
+    for (long i : rows_.mine(n))
       for (long j = 0; j < rows_.H; j++)
         if (!(rows_.dh(i)[j] == F(0))) return false;
     return true;
@@ -250,13 +253,13 @@ template <class F, class Cell> class Recurrence {
   void initial_gradients(const Call& call) {
     Rows<F>& r = rows_;
     for (long back = 1; back <= r.M; back++) {
-      for (long i = 0; i < r.count; i++) {
+      for (long i : r.mine(r.count)) {
         if (back == 1) memcpy(r.dh(i), r.carry(i), sizeof(F) * r.h_stride);
         else memset(r.dh(i), 0, sizeof(F) * r.h_stride);
         add_final(call, i, -back, r.dh(i));
       }
       cell_.gather(r, -back, r.count);
-      for (long i = 0; i < r.count; i++)
+      for (long i : r.mine(r.count))
         memcpy((F*)call.d_initial_h + r.e * r.M * call.B * r.H + r.state_row(i, r.M - back), r.dh(i), sizeof(F) * r.H);
     }
   }
@@ -272,7 +275,7 @@ template <class F, class Cell> class Recurrence {
 // What most cells leave as it is.
 template <class F> struct PlainCell {
   static constexpr bool kSavesFresh = true;  // whether the backward pass reads the new h where zoneout hides it
-  bool prepare(Rows<F>&, long, bool) { return true; }
+  void prepare(Rows<F>&, long, bool) {}
   bool exists(const Rows<F>&, int, long) const { return true; }          // whether gate g reads column k of h ...
   long block(const Rows<F>& r) const { return r.Kh; }                    // ... and as many from there on, k a multiple
   void begin(Rows<F>&) {}

@@ -15,6 +15,7 @@
 #endif
 
 #include "kernels/cpp/call.h"
+#include "kernels/cpp/crew.h"
 #include "kernels/cpp/product.h"
 
 namespace mistrnn::MISTRNN_ISA {
@@ -102,6 +103,7 @@ enum Use { kForwards = 1, kBackwards = 2, kBothWays = 3 };
 template <class F> struct Rows {
   const Call& call;
   Arena& arena;
+  const Member me;               // of the threads that go through time with these sequences
   const long e, H, I, M, D;
   long count = 0;                // sequences in the block
   Sequence* sequences = nullptr;
@@ -128,9 +130,16 @@ template <class F> struct Rows {
   F* du_rows[kReads] = {};       // [count][u_stride]
   F* zero_row = nullptr;         // [h_stride]
 
-  Rows(const Call& c, Arena& a, long trial) : call(c), arena(a), e(trial), H(c.H), I(c.I), M(c.M), D(c.D) {}
+  Rows(const Call& c, Arena& a, long trial, Member member)
+      : call(c), arena(a), me(member), e(trial), H(c.H), I(c.I), M(c.M), D(c.D) {}
 
   static constexpr long L = lanes<F>;
+  Turns mine(long n) const { return {me, n}; }  // the sequences that this thread looks after
+  template <class T> T* shared(long n) {        // zeros that all members see
+    T* place = me.handed_out(me.index == 0 ? arena.zeros<T>(n) : nullptr);
+    if (!place) arena.failed = true;
+    return place;
+  }
   F* u(int k, long i) { return u_rows[k] + i * u_stride; }
   F* du(int k, long i) { return du_rows[k] + i * u_stride; }
   F* z(long i, int gate) { return z_rows + i * z_stride + gates[gate].row; }
@@ -192,8 +201,7 @@ template <class F> struct Rows {
 
   void forward(int part, long n) {  // z = u W'
     const Part<F>& p = parts[part];
-    multiply<F>(n, u_rows[p.read] + p.column, u_stride, 1, p.panels, panel_width<F>, panel_width<F> * p.columns, p.columns,
-                p.rows, z_rows + p.row, z_stride, false);
+    multiply_by(p, n, u_rows[p.read] + p.column, u_stride, p.columns, p.rows, z_rows + p.row, z_stride, false);
   }
   bool wants_x() const { return call.d_x != nullptr; }
   // du (+)= dz W, for the columns of h, and of x if their gradient is wanted.
@@ -203,20 +211,34 @@ template <class F> struct Rows {
   }
   void multiply_back(int part, long n, const F* dz, long dz_stride, F* du, bool add) {
     const Part<F>& p = parts[part];
-    const long end = p.column + p.columns;
-    multiply<F>(n, dz, dz_stride, 1, p.panels, panel_width<F>, panel_width<F> * p.rows, p.rows,
-                (wants_x() || end < Kh ? end : Kh) - p.column, du, u_stride, add);
+    const long end = p.column + p.columns, wanted = wants_x() || end < Kh ? end : Kh;
+    multiply_by(p, n, dz, dz_stride, p.rows, wanted - p.column, du, u_stride, add);
   }
-  // dW += dz' u over the rows of a chunk, but for stretches of them in which the part was idle.
+  // A product with some panels for each member.
+  void multiply_by(const Part<F>& p, long n, const F* a, long a_stride, long k_count, long columns, F* c, long c_stride,
+                   bool add) {
+    constexpr long kWidth = panel_width<F>;
+    const long panels = panels_of<F>(columns), first = panels * me.index / me.size * kWidth;
+    const long next = panels * (me.index + 1) / me.size * kWidth, end = next < columns ? next : columns;
+    me.wait();
+    multiply<F>(n, a, a_stride, 1, p.panels + first * k_count, kWidth, kWidth * k_count, k_count, end - first, c + first,
+                c_stride, add);
+    me.wait();
+  }
+  // dW += dz' u over the rows of a chunk, but for stretches of them in which the part was idle; some units for each member.
   void weight_gradient(const Part<F>& p, const F* z, const F* u, long chunk) {
     constexpr long kWorthIt = 8;  // a product over so few rows more costs less than to begin another one
+    const long tiles = (p.rows + kTileRows - 1) / kTileRows, unit = tiles * me.index / me.size * kTileRows;
+    const long next_unit = tiles * (me.index + 1) / me.size * kTileRows, units = (next_unit < p.rows ? next_unit : p.rows) - unit;
+    z += p.row + unit;
+    u += p.column;
     for (long first = 0, next; first < chunk; first = next) {
       long end = first;  // of the rows from `first` on that are taken together
       for (next = first; next < chunk && next - end < kWorthIt; next++)
         if (!p.idle[next]) end = next + 1;
       if (end == first) continue;
-      multiply<F>(p.rows, z + first * z_stride + p.row, 1, z_stride, u + first * u_stride + p.column, u_stride,
-                  panel_width<F>, end - first, p.columns, dW + p.row * W_stride + p.column, W_stride, true);
+      multiply<F>(units, z + first * z_stride, 1, z_stride, u + first * u_stride, u_stride, panel_width<F>, end - first,
+                  p.columns, dW + (p.row + unit) * W_stride + p.column, W_stride, true);
     }
   }
   // Instead of `backward`, where a part has dz = 0 in all rows of this step.

@@ -44,154 +44,256 @@ class FlushSubnormals {
 #endif
 };
 
-// Call work(0, its thread's memory) ... work(count - 1, ...), member k of the team taking every size-th. The members are the
-// threads of torch's OpenMP if they can be had, else threads that live as long as the call.
-template <class Work> struct Team {
-  Work* work;
-  long count, size, next;
+// Threads of torch's OpenMP if they can be had, else threads that live as long as the call: `enter(k)` once for each member
+// k = 0 ... size - 1. With fewer threads than that, some members come one after the other.
+template <class Enter> class Team {
+ public:
+  Team(const Call& call, long size, Enter enter) : call_(call), enter_(enter), size_(size) {}
 
-  static void* take_places(void* p) {
+  void run() {
+    if (size_ > 1 && call_.team) {
+      call_.team([](void* p) { ((Team*)p)->come_in(((Team*)p)->call_.team_size()); }, this, (unsigned)size_, 0);
+      return;
+    }
+    constexpr long kMost = 256;
+    pthread_t threads[kMost];
+    long started = 0;
+    for (; started + 1 < size_ && started < kMost; started++)
+      if (pthread_create(&threads[started], nullptr, begin, this) != 0) break;
+    __atomic_store_n(&present_, started + 1, __ATOMIC_RELEASE);
+    come_in(started + 1);
+    while (started > 0) pthread_join(threads[--started], nullptr);
+  }
+
+ private:
+  static void* begin(void* p) {
     Team* team = (Team*)p;
-    FlushSubnormals flush;
-    Arena arena;
-    for (long k; (k = __atomic_fetch_add(&team->next, 1, __ATOMIC_RELAXED)) < team->size;)
-      for (; k < team->count; k += team->size, arena.start_over()) (*team->work)(k, arena);
+    long present;
+    while ((present = __atomic_load_n(&team->present_, __ATOMIC_ACQUIRE)) == 0) sched_yield();
+    team->come_in(present);
     return nullptr;
   }
+  void come_in(long present) {
+    FlushSubnormals flush;
+    for (long k; (k = __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED)) < size_;) enter_(k, present);
+  }
+
+  const Call& call_;
+  Enter enter_;
+  const long size_;
+  long next_ = 0, present_ = 0;
 };
 
+// Call work(0, its thread's memory) ... work(count - 1, ...), member k of the team taking every size-th.
 template <class Work> void in_parallel(const Call& call, long count, Work work) {
   const long size = call.threads < count ? call.threads : count;
-  Team<Work> team{&work, count, size, 0};
-  if (size > 1 && call.team) {
-    call.team([](void* p) { Team<Work>::take_places(p); }, &team, (unsigned)size, 0);
-    return;
-  }
-  constexpr long kMost = 256;
-  pthread_t threads[kMost];
-  long started = 0;
-  for (; started + 1 < size && started < kMost; started++)
-    if (pthread_create(&threads[started], nullptr, Team<Work>::take_places, &team) != 0) break;
-  Team<Work>::take_places(&team);  // the caller takes a place, and those that nobody could be started for
-  while (started > 0) pthread_join(threads[--started], nullptr);
+  Team(call, size, [&](long k, long) {
+    Arena arena;
+    for (; k < count; k += size, arena.start_over()) work(k, arena);
+  }).run();
+}
+
+// Call work(member, its memory) for members that all run at the same time, `size` if there are threads for as many.
+template <class Work> void as_crew(const Call& call, long size, Work work) {
+  Crew crew;
+  Team(call, size, [&](long k, long present) {
+    if (k >= present) return;
+    Arena arena;
+    work(Member{&crew, k, present}, arena);
+  }).run();
 }
 
 // How many sequences go through time together. A product is fast from 8 rows on; more of them crowd the states out of the
 // cache, fewer read the weights too often if those do not fit into it.
-inline long block_rows(long weight_bytes, long count) {
-  constexpr long kCacheForWeights = 640 * 1024;
-  const long most = weight_bytes <= kCacheForWeights ? 2 * kTileRows : 8 * kTileRows;
+inline long block_rows(long weights_bytes, long count) {
+  constexpr long kOwnCache = 640 * 1024;  // what stays in a core's own cache beside the rest
+  const long most = weights_bytes <= kOwnCache ? 2 * kTileRows : 8 * kTileRows;
   const long blocks = (count + most - 1) / most;
   return blocks > 0 ? (count + blocks - 1) / blocks : 1;
 }
 
-template <class F, class Cell> Status run(const Call& call, bool is_backward) {
-  Arena arena;
-  const long E = call.E, B = call.B, T = call.T, steps_bytes = E * T * B * (long)sizeof(F);
-  if (is_backward) {
-    large_pages(call.d_x, steps_bytes * call.I);
-  } else {
-    large_pages(call.output, steps_bytes * call.H);
-    if (call.save) large_pages(call.saved, steps_bytes * call.S);
-  }
-  if (B == 0 && !is_backward) return kDone;
-  // Whole trials for each thread if there are many, else each trial's sequences in as many shares as there are threads.
-  long pieces = E >= 4 * call.threads ? 1 : call.threads;
-  const long fewest = 2;  // sequences that are worth a thread
-  if (pieces > (B + fewest - 1) / fewest) pieces = (B + fewest - 1) / fewest;
-  if (pieces < 1) pieces = 1;
+// The sequences of one trial that a thread, or a crew of them, takes through time.
+struct Share {
+  long e, count;
+  const Sequence* sequences;
+};
 
-  Sequence* sequences = arena.zeros<Sequence>(E * B);
-  Share<F>* shares = arena.zeros<Share<F>>(E * pieces);
-  int32_t* origins = call.reset ? arena.zeros<int32_t>(E * B * T) : nullptr;
-  long *order = arena.zeros<long>(B), *longer = arena.zeros<long>(T + 2);  // by length: how many sequences are longer
-  if (arena.failed) return kOutOfMemory;
-  for (long e = 0; e < E; e++) {
-    const int64_t* lengths = call.lengths ? call.lengths + e * call.lengths_trial : nullptr;
-    // Longest first; equal ones keep their order.
-    if (lengths) {
-      memset(longer, 0, sizeof(long) * (T + 2));
-      for (long b = 0; b < B; b++) longer[lengths[b]]++;
-      for (long length = T, before = 0; length >= 0; length--) {
-        const long here = longer[length];
-        longer[length] = before, before += here;
-      }
-    }
-    for (long b = 0; b < B; b++) order[lengths ? longer[lengths[b]]++ : b] = b;
-    // Shares are dealt out in turn, so that each gets long and short sequences.
-    Sequence* next = sequences + e * B;
-    for (long p = 0; p < pieces; p++) {
-      Share<F>& share = shares[e * pieces + p];
-      share.e = e, share.sequences = next, share.origins = origins ? origins + e * B * T : nullptr;
-      for (long place = p; place < B; place += pieces) {
-        const long b = order[place], length = lengths ? lengths[b] : T;
-        *next++ = {b, length, call.reverse ? length - 1 : 0, call.reverse ? -1 : 1};
-        share.count++;
-      }
-    }
-    for (long b = 0; origins && b < B; b++) {
-      const uint8_t* reset = call.reset + e * call.reset_trial;
-      int32_t newest = -1;
-      for (long s = 0; s < T; s++) {
-        if (reset[s * B + b]) newest = (int32_t)s;
-        origins[(e * B + b) * T + s] = newest;
-      }
-    }
+template <class F, class Cell> class Run {
+ public:
+  Run(const Call& call, bool is_backward)
+      : call_(call), is_backward_(is_backward), wants_weights_(is_backward && call.d_weight_hh) {}
+  ~Run() {
+    for (long k = 0; sums_ && k < share_count_; k++) free(sums_[k].weights);
   }
 
-  const bool wants_weights = is_backward && call.d_weight_hh;
-  volatile bool failed = false;
-  // Threads that share a trial share its panels, too, and fill them together.
-  const bool shared = pieces > 1;
-  const long slices = call.threads;
-  Recurrence<F, Cell> any(call, arena, 0, is_backward);
-  if (!any.describe()) return kOutOfMemory;
-  const long panels_size = any.weights().size();
-  F* panels = shared ? arena.room<F>(E * panels_size) : nullptr;
-  if (arena.failed) return kOutOfMemory;
-  auto of_shared = [&](auto work) {  // work(the recurrence of a trial, a slice of it)
-    in_parallel(call, E * slices, [&](long k, Arena& memory) {
-      Recurrence<F, Cell> r(call, memory, k / slices, is_backward);
-      if (!r.describe()) return (void)(failed = true);
-      r.weights().place(panels + k / slices * panels_size);
-      work(r, k / slices, k % slices);
+  Status run() {
+    const long E = call_.E, steps_bytes = E * call_.T * call_.B * (long)sizeof(F);
+    if (is_backward_) {
+      large_pages(call_.d_x, steps_bytes * call_.I);
+    } else {
+      large_pages(call_.output, steps_bytes * call_.H);
+      if (call_.save) large_pages(call_.saved, steps_bytes * call_.S);
+    }
+    if (call_.B == 0 && !is_backward_) return kDone;
+    Recurrence<F, Cell> any(call_, arena_, 0, is_backward_);
+    if (!any.describe()) return kOutOfMemory;
+    panels_size_ = any.weights().size();
+    // Whole trials for each thread if there are many; else each trial's sequences in as many shares as there are threads, or,
+    // where the weights are too many for that, one after the other by all threads together.
+    const bool many = E >= 4 * call_.threads;
+    const bool together = call_.together < 0 ? !many && panels_bytes() >= kWorthACrew : call_.together;
+    if (together) {
+      crew_ = panels_bytes() / kWorthAMember;
+      if (crew_ > call_.threads || call_.together > 0) crew_ = call_.threads;
+    }
+    const bool crews = crew_ > 1;
+    pieces_ = many || crews ? 1 : call_.threads;
+    const long fewest = 2;  // sequences that are worth a thread
+    if (pieces_ > (call_.B + fewest - 1) / fewest) pieces_ = (call_.B + fewest - 1) / fewest;
+    if (pieces_ < 1) pieces_ = 1;
+    share_count_ = E * pieces_;
+    if (!deal_out()) return kOutOfMemory;
+    // Threads that share a trial share its panels, too, and fill them together.
+    const bool shared = pieces_ > 1 || crews;
+    if (shared) {
+      panels_ = arena_.template room<F>(E * panels_size_);
+      if (!panels_ || !new_sums(any.gradient_size(), any.parameter_rows())) return kOutOfMemory;
+      in_slices([&](auto& r, long, long slice, long slices) {
+        if (!r.weights().pack(slice, slices)) failed_ = true;
+      });
+    }
+    if (failed_) return kOutOfMemory;
+    if (crews) {
+      as_crew(call_, crew_, [&](Member me, Arena& memory) {
+        for (long k = 0; k < share_count_ && take(shares_[k], sums_ ? &sums_[k] : nullptr, memory, me); k++) memory.start_over();
+      });
+    } else {
+      in_parallel(call_, share_count_, [&](long k, Arena& memory) {
+        take(shares_[k], sums_ ? &sums_[k] : nullptr, memory, Member{});
+      });
+    }
+    if (wants_weights_ && shared && !failed_)
+      in_slices([&](auto& r, long e, long slice, long slices) {
+        r.weights().hand_over(sums_ + e * pieces_, pieces_, slice, slices);
+      });
+    return failed_ ? kOutOfMemory : kDone;
+  }
+
+ private:
+  static constexpr long kWorthACrew = 6 * 1024 * 1024;  // bytes of weights that threads had better share,
+  static constexpr long kWorthAMember = 512 * 1024;     // and how many each has then, at least: members wait for each other
+
+  long panels_bytes() const { return panels_size_ * (long)sizeof(F); }
+
+  // Share the sequences out, in turn, so that each share has long and short ones; longest first, equal ones in their order.
+  bool deal_out() {
+    const long E = call_.E, B = call_.B, T = call_.T;
+    Sequence* sequences = arena_.template zeros<Sequence>(E * B);
+    shares_ = arena_.template zeros<Share>(share_count_);
+    origins_ = call_.reset ? arena_.template zeros<int32_t>(E * B * T) : nullptr;
+    long *order = arena_.template zeros<long>(B), *longer = arena_.template zeros<long>(T + 2);
+    if (arena_.failed) return false;
+    for (long e = 0; e < E; e++) {
+      const int64_t* lengths = call_.lengths ? call_.lengths + e * call_.lengths_trial : nullptr;
+      if (lengths) {  // by length: how many sequences are longer
+        memset(longer, 0, sizeof(long) * (T + 2));
+        for (long b = 0; b < B; b++) longer[lengths[b]]++;
+        for (long length = T, before = 0; length >= 0; length--) {
+          const long here = longer[length];
+          longer[length] = before, before += here;
+        }
+      }
+      for (long b = 0; b < B; b++) order[lengths ? longer[lengths[b]]++ : b] = b;
+      Sequence* next = sequences + e * B;
+      for (long p = 0; p < pieces_; p++) {
+        Share& share = shares_[e * pieces_ + p];
+        share = {e, 0, next};
+        for (long place = p; place < B; place += pieces_) {
+          const long b = order[place], length = lengths ? lengths[b] : T;
+          *next++ = {b, length, call_.reverse ? length - 1 : 0, call_.reverse ? -1 : 1};
+          share.count++;
+        }
+      }
+      for (long b = 0; origins_ && b < B; b++) {
+        const uint8_t* reset = call_.reset + e * call_.reset_trial;
+        int32_t newest = -1;
+        for (long s = 0; s < T; s++) {
+          if (reset[s * B + b]) newest = (int32_t)s;
+          origins_[(e * B + b) * T + s] = newest;
+        }
+      }
+    }
+    return true;
+  }
+
+  // Room for the weight gradients of each share, which outlives the thread that adds them up.
+  bool new_sums(long weights, long rows) {
+    if (!wants_weights_) return true;
+    sums_ = arena_.template zeros<Gradients<F>>(share_count_);
+    const long size = weights + crew_ * 2 * rows;
+    for (long k = 0; sums_ && k < share_count_; k++) {
+      F* place = (F*)calloc(size, sizeof(F));
+      if (!place) return false;
+      large_pages(place, size * (long)sizeof(F));
+      sums_[k] = {place, place + weights, crew_};
+    }
+    return sums_ != nullptr;
+  }
+
+  // work(the recurrence of a trial, the trial, a slice of its weights, of how many) by all threads.
+  template <class Work> void in_slices(Work work) {
+    const long slices = call_.threads;
+    in_parallel(call_, call_.E * slices, [&](long k, Arena& memory) {
+      const long e = k / slices;
+      Recurrence<F, Cell> r(call_, memory, e, is_backward_);
+      if (!r.describe()) return (void)(failed_ = true);
+      r.weights().place(panels_ + e * panels_size_);
+      work(r, e, k % slices, slices);
     });
-  };
-  if (shared) of_shared([&](auto& r, long, long slice) {
-    if (!r.weights().pack(slice, slices)) failed = true;
-  });
-  if (failed) return kOutOfMemory;
-  in_parallel(call, E * pieces, [&](long k, Arena& memory) {
-    Share<F>& share = shares[k];
-    if (share.count == 0 && !wants_weights) return;
-    Recurrence<F, Cell> r(call, memory, share.e, is_backward);
-    if (!r.describe()) return (void)(failed = true);
-    const long most = block_rows(r.weight_bytes(), share.count);
-    F* own_panels = shared ? panels + share.e * panels_size : memory.room<F>(panels_size);
-    if (!own_panels) return (void)(failed = true);
-    r.weights().place(own_panels);
-    if (!shared && !r.weights().pack(0, 1)) return (void)(failed = true);
-    if (!r.prepare(call, share.count, most)) return (void)(failed = true);
-    if (wants_weights) {
-      const long size = r.gradient_size() + 2 * r.parameter_rows();
-      share.dW = !shared ? memory.zeros<F>(size) : (F*)calloc(size, sizeof(F));
-      if (!share.dW) return (void)(failed = true);
-      large_pages(share.dW, size * (long)sizeof(F));
-      share.d_gain = share.dW + r.gradient_size();
-      share.d_norm_bias = share.d_gain + r.parameter_rows();
+  }
+
+  // Take a share through time; return whether there was memory for it. `sums` are there where others share its trial.
+  bool take(const Share& share, const Gradients<F>* sums, Arena& memory, Member me) {
+    if (share.count == 0 && !wants_weights_) return true;
+    Recurrence<F, Cell> r(call_, memory, share.e, is_backward_, me);
+    bool ready = r.describe();
+    F* panels = panels_ ? panels_ + share.e * panels_size_ : memory.template room<F>(panels_size_);
+    Gradients<F> own;
+    if (sums) own = *sums;
+    else if (wants_weights_) {
+      own.weights = memory.template zeros<F>(r.gradient_size() + 2 * r.parameter_rows());
+      own.norms = own.weights + r.gradient_size();
     }
+    ready = ready && !memory.failed;
+    if (ready) r.weights().place(panels);
+    if (ready && !panels_) ready = r.weights().pack(0, 1);
+    const long most = block_rows(panels_bytes(), share.count);
+    if (!me.all(ready) || !r.prepare(call_, share.count, most)) return failed_ = true, false;
     for (long first = 0; first < share.count; first += most) {
       const long count = share.count - first < most ? share.count - first : most;
-      if (is_backward) r.backward(call, share.sequences + first, count, share.origins, share.dW, share.d_gain, share.d_norm_bias);
-      else r.forward(call, share.sequences + first, count, share.origins);
+      const Sequence* sequences = share.sequences + first;
+      int32_t* origins = origins_ ? origins_ + share.e * call_.B * call_.T : nullptr;
+      if (is_backward_) r.backward(call_, sequences, count, origins, own);
+      else r.forward(call_, sequences, count, origins);
     }
-    if (wants_weights && !shared) r.weights().hand_over(&share, 1, 0, 1);
-  });
-  if (wants_weights && shared && !failed) of_shared([&](auto& r, long e, long slice) {
-    r.weights().hand_over(shares + e * pieces, pieces, slice, slices);
-  });
-  for (long k = 0; shared && k < E * pieces; k++) free(shares[k].dW);
-  return failed ? kOutOfMemory : kDone;
+    if (wants_weights_ && !sums) r.weights().hand_over(&own, 1, 0, 1);
+    me.wait();  // what a member has in its memory, others may still read
+    return true;
+  }
+
+  const Call& call_;
+  const bool is_backward_, wants_weights_;
+  Arena arena_;
+  long crew_ = 1, pieces_ = 1, share_count_ = 0, panels_size_ = 0;
+  Share* shares_ = nullptr;        // [E][pieces]
+  Gradients<F>* sums_ = nullptr;   // likewise
+  int32_t* origins_ = nullptr;     // [E][B][T] the newest reset at or before a step
+  F* panels_ = nullptr;            // [E][panels_size], where threads share a trial
+  volatile bool failed_ = false;
+};
+
+template <class F, class Cell> Status run(const Call& call, bool is_backward) {
+  return Run<F, Cell>(call, is_backward).run();
 }
 
 template <class F> Status run(const Call& call, bool is_backward) {
@@ -247,11 +349,12 @@ template <class F, class Cell> struct StreamOf : AnyStream {
     for (long d = 0; d < call.D; d++) delays[d] = call.delays[d];  // the caller's may be gone by the next step
     call.delays = delays;
     if (!recurrence.describe()) return false;
-    F* panels = arena.template room<F>(recurrence.weights().size());
+    const long size = recurrence.weights().size();
+    F* panels = arena.template room<F>(size);
     if (!panels) return false;
     recurrence.weights().place(panels);
     if (!recurrence.weights().pack(0, 1)) return false;
-    most = block_rows(recurrence.weight_bytes(), call.B);
+    most = block_rows(size * (long)sizeof(F), call.B);
     if (!recurrence.prepare(call, call.B, most)) return false;
     for (long b = 0; b < call.B; b++) sequences[b] = {b, 1, 0, 1};
     return true;

@@ -7,12 +7,13 @@
 
 namespace mistrnn::MISTRNN_ISA {
 
-// The sequences of one trial that one thread takes, and the gradients that they add up.
-template <class F> struct Share {
-  long e, count;
-  const Sequence* sequences;
-  int32_t* origins;
-  F *dW, *d_gain, *d_norm_bias;
+// The sums that some sequences of a trial add up.
+template <class F> struct Gradients {
+  F* weights = nullptr;  // [W_rows][W_stride], or null if none are wanted
+  F* norms = nullptr;    // of gains and biases of layer norm, [members][2][G]
+  long members = 1;
+  F* gain(long member, long G) const { return norms ? norms + member * 2 * G : nullptr; }
+  F* norm_bias(long member, long G) const { return norms ? gain(member, G) + G : nullptr; }
 };
 
 template <class F, class Cell> class Weights {
@@ -59,8 +60,8 @@ template <class F, class Cell> class Weights {
     return true;
   }
 
-  // Write the gradients of the parameters, from the sums over the trial's shares.
-  void hand_over(const Share<F>* shares, long count, long slice, long slices) {
+  // Write the gradients of the parameters, from all sums of the trial.
+  void hand_over(const Gradients<F>* sums, long count, long slice, long slices) {
     F *ih = (F*)call_.d_weight_ih + r_.e * r_.G * r_.I, *hh = (F*)call_.d_weight_hh + r_.e * r_.G * r_.Kh;
     F* bias = Rows<F>::template offset<F>(call_.d_bias, r_.e * r_.G);
     F* bias_hn = Rows<F>::template offset<F>(call_.d_bias_hn, r_.e * r_.H);
@@ -69,9 +70,9 @@ template <class F, class Cell> class Weights {
       for (long j = slice; j < gate.size; j += slices) {
         const long at = (gate.row + j) * r_.W_stride, row = gate.parameter_row + j, block = cell_.block(r_);
         auto total = [&](F* to, long column, long columns) {
-          memcpy(to, shares[0].dW + at + column, sizeof(F) * columns);
+          memcpy(to, sums[0].weights + at + column, sizeof(F) * columns);
           for (long c = 1; c < count; c++)
-            for (long k = 0; k < columns; k++) to[k] += shares[c].dW[at + column + k];
+            for (long k = 0; k < columns; k++) to[k] += sums[c].weights[at + column + k];
         };
         for (long k = 0; gate.reads_h && k < r_.Kh; k += block) {
           F* to = hh + row * r_.Kh + k;
@@ -88,7 +89,8 @@ template <class F, class Cell> class Weights {
     }
     for (long g = slice; call_.layer_norm && g < r_.G; g += slices) {
       F dg = 0, db = 0;
-      for (long c = 0; c < count; c++) dg += shares[c].d_gain[g], db += shares[c].d_norm_bias[g];
+      for (long c = 0; c < count; c++)
+        for (long m = 0; m < sums[c].members; m++) dg += sums[c].gain(m, r_.G)[g], db += sums[c].norm_bias(m, r_.G)[g];
       ((F*)call_.d_gain)[r_.e * r_.G + g] = dg;
       if (bias) bias[g] = db;
     }

@@ -34,7 +34,7 @@ template <class F> struct Clockwork : PlainCell<F> {
   }
 
   void forward(Rows<F>& r, long s, long n) {
-    for (long i = 0; i < n; i++) {
+    for (long i : r.mine(n)) {
       const F* before = r.past(i, s, 1);
       r.read_h(0, i, before), r.read_x(0, i, s);
       memcpy(r.fresh(i), before, sizeof(F) * r.H);
@@ -43,7 +43,7 @@ template <class F> struct Clockwork : PlainCell<F> {
     for (long g = 0; g < r.D; g++) {
       if (!any_ticks(r, n, s, g)) continue;
       r.forward((int)g, n);
-      for (long i = 0; i < n; i++) {
+      for (long i : r.mine(n)) {
         r.norm(i, s, (int)g);
         if (!ticks(r, i, s, g)) continue;                                                   // (2)
         const F* z = r.z(i, (int)g);
@@ -54,14 +54,14 @@ template <class F> struct Clockwork : PlainCell<F> {
   }
 
   void backward(Rows<F>& r, long s, long n) {
-    for (long i = 0; i < n; i++) {
+    for (long i : r.mine(n)) {
       r.read_h(0, i, r.past(i, s, 1)), r.read_x(0, i, s);
       memset(r.du(0, i), 0, sizeof(F) * r.u_stride);
       memset(r.z_rows + i * r.z_stride, 0, sizeof(F) * r.W_rows);
     }
     for (long g = 0; g < r.D; g++) {
       const bool any = any_ticks(r, n, s, g);
-      for (long i = 0; i < n; i++) {
+      for (long i : r.mine(n)) {
         const F *u = r.fresh_again(i, s) + g * size_, *dh = r.dh(i) + g * size_;
         F *dz = r.z(i, (int)g), *carry = r.carry(i) + g * size_;
         if (!any || !ticks(r, i, s, g)) {
@@ -77,7 +77,7 @@ template <class F> struct Clockwork : PlainCell<F> {
       if (any) r.backward((int)g, n, true);
       else r.nothing_to_send((int)g, n);
     }
-    for (long i = 0; i < n; i++) r.send_back(i, r.du(0, i), r.carry(i));
+    for (long i : r.mine(n)) r.send_back(i, r.du(0, i), r.carry(i));
   }
 
  private:

@@ -23,9 +23,9 @@ template <class F> struct Gru : PlainCell<F> {
   }
 
   void forward(Rows<F>& r, long s, long n) {
-    for (long i = 0; i < n; i++) r.read_h(0, i, r.past(i, s, 1)), r.read_x(0, i, s);
+    for (long i : r.mine(n)) r.read_h(0, i, r.past(i, s, 1)), r.read_x(0, i, s);
     for (int part = 0; part < 3; part++) r.forward(part, n);
-    for (long i = 0; i < n; i++) {
+    for (long i : r.mine(n)) {
       r.norm(i, s, kR);
       r.norm(i, s, kZ);
       F *zr = r.z(i, kR), *zz = r.z(i, kZ), *zn = r.z(i, kN), *y = r.z(i, kY);
@@ -47,7 +47,7 @@ template <class F> struct Gru : PlainCell<F> {
   }
 
   void backward(Rows<F>& r, long s, long n) {
-    for (long i = 0; i < n; i++) {
+    for (long i : r.mine(n)) {
       const F *saved = r.saved(i, s), *before = r.past(i, s, 1), *dh = r.dh(i);
       F* carry = r.carry(i);
       for (long j = 0; j < r.H; j += L) {
@@ -68,7 +68,7 @@ template <class F> struct Gru : PlainCell<F> {
       r.read_h(0, i, before), r.read_x(0, i, s);
     }
     for (int part = 0; part < 3; part++) r.backward(part, n, part > 0);
-    for (long i = 0; i < n; i++) r.send_back(i, r.du(0, i), r.carry(i));
+    for (long i : r.mine(n)) r.send_back(i, r.du(0, i), r.carry(i));
   }
 };
 

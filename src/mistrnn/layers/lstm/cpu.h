@@ -17,19 +17,18 @@ template <class F> struct Lstm : PlainCell<F> {
     r.part(kI, 4, 0, r.H + 1 + r.I);
   }
 
-  bool prepare(Rows<F>& r, long most, bool) {
-    c_ = r.arena.template zeros<F>(most * r.h_stride);  // forwards c, backwards its gradient
-    return true;
+  void prepare(Rows<F>& r, long most, bool) {
+    c_ = r.template shared<F>(most * r.h_stride);  // forwards c, backwards its gradient
   }
 
   void begin(Rows<F>& r) {
-    for (long i = 0; i < r.count; i++) memcpy(c(r, i), initial(r, i), sizeof(F) * r.H);
+    for (long i : r.mine(r.count)) memcpy(c(r, i), initial(r, i), sizeof(F) * r.H);
   }
 
   void forward(Rows<F>& r, long s, long n) {
-    for (long i = 0; i < n; i++) r.read_h(0, i, r.past(i, s, 1)), r.read_x(0, i, s);
+    for (long i : r.mine(n)) r.read_h(0, i, r.past(i, s, 1)), r.read_x(0, i, s);
     r.forward(0, n);
-    for (long i = 0; i < n; i++) {
+    for (long i : r.mine(n)) {
       for (int gate = 0; gate < 4; gate++) r.norm(i, s, gate);
       if (!r.sees(i, s, 1)) memset(c(r, i), 0, sizeof(F) * r.H);
       F *zi = r.z(i, kI), *zf = r.z(i, kF), *zg = r.z(i, kG), *zo = r.z(i, kO), *cell = c(r, i);
@@ -57,19 +56,19 @@ template <class F> struct Lstm : PlainCell<F> {
   }
 
   void finish(Rows<F>& r) {
-    for (long i = 0; r.call.final_c && i < r.count; i++)
+    for (long i : r.mine(r.call.final_c ? r.count : 0))
       memcpy((F*)r.call.final_c + r.e * r.call.B * r.H + r.state_row(i, 0), c(r, i), sizeof(F) * r.H);
   }
 
   void begin_backward(Rows<F>& r) {
-    for (long i = 0; i < r.count; i++) {
+    for (long i : r.mine(r.count)) {
       const F* d = Rows<F>::template offset<const F>(r.call.d_final_c, r.e * r.call.d_final_c_trial + r.state_row(i, 0));
       for (long j = 0; j < r.h_stride; j++) c(r, i)[j] = d && j < r.H ? d[j] : F(0);
     }
   }
   F* beside(Rows<F>& r, long i) { return c(r, i); }
   bool nothing_arrives(Rows<F>& r, long, long n) {
-    for (long i = 0; i < n; i++)
+    for (long i : r.mine(n))
       for (long j = 0; j < r.H; j++)
         if (!(c(r, i)[j] == F(0))) return false;
     return true;
@@ -78,7 +77,7 @@ template <class F> struct Lstm : PlainCell<F> {
 
   void backward(Rows<F>& r, long s, long n) {
     const F p = F(r.call.zoneout);
-    for (long i = 0; i < n; i++) {
+    for (long i : r.mine(n)) {
       const F *saved = r.saved(i, s), *dh = r.dh(i);
       const F* previous = !r.sees(i, s, 1) ? r.zero_row : s > 0 ? r.saved(i, s - 1) + kC * r.H : initial(r, i);
       const uint8_t* kept = r.kept(r.call.keep_c, r.call.keep_c_trial, i, s);
@@ -103,11 +102,11 @@ template <class F> struct Lstm : PlainCell<F> {
       r.read_h(0, i, r.past(i, s, 1)), r.read_x(0, i, s);
     }
     r.backward(0, n, false);
-    for (long i = 0; i < n; i++) r.send_back(i, r.du(0, i), r.carry(i));
+    for (long i : r.mine(n)) r.send_back(i, r.du(0, i), r.carry(i));
   }
 
   void finish_backward(Rows<F>& r) {
-    for (long i = 0; r.call.d_initial_c && i < r.count; i++)
+    for (long i : r.mine(r.call.d_initial_c ? r.count : 0))
       memcpy((F*)r.call.d_initial_c + r.e * r.call.B * r.H + r.state_row(i, 0), c(r, i), sizeof(F) * r.H);
   }
 

@@ -21,23 +21,22 @@ template <class F> struct Mist : PlainCell<F> {
     r.part(kH, 1, 0, r.H + 1 + r.I, kNew);
   }
 
-  bool prepare(Rows<F>& r, long most, bool is_backward) {
+  void prepare(Rows<F>& r, long most, bool is_backward) {
     history_ = r.arena.template zeros<const F*>(r.D);
     m_ = r.arena.template zeros<F>(r.h_stride);
     da_ = r.arena.template zeros<F>(r.D);
     ring_steps_ = r.M < r.call.T ? r.M : r.call.T;
     if (is_backward) {
-      dm_ = r.arena.template zeros<F>(ring_steps_ * most * r.h_stride);
+      dm_ = r.template shared<F>(ring_steps_ * most * r.h_stride);
       filled_ = r.arena.template zeros<uint8_t>(ring_steps_);
     }
     most_ = most;
-    return true;
   }
 
   void forward(Rows<F>& r, long s, long n) {
-    for (long i = 0; i < n; i++) r.read_h(kGates, i, r.past(i, s, 1)), r.read_x(kGates, i, s);
+    for (long i : r.mine(n)) r.read_h(kGates, i, r.past(i, s, 1)), r.read_x(kGates, i, s);
     r.forward(kGates, n);
-    for (long i = 0; i < n; i++) {
+    for (long i : r.mine(n)) {
       r.norm(i, s, kA);
       r.norm(i, s, kR);
       F *a = r.z(i, kA), *gate = r.z(i, kR);
@@ -58,7 +57,7 @@ template <class F> struct Mist : PlainCell<F> {
       }
     }
     r.forward(kNew, n);
-    for (long i = 0; i < n; i++) {
+    for (long i : r.mine(n)) {
       r.norm(i, s, kH);
       r.tanh_of(i, kH);                                                                     // (4)
     }
@@ -72,8 +71,8 @@ template <class F> struct Mist : PlainCell<F> {
     for (long d = 0; d < r.D; d++) {
       const long delay = r.call.delays[d], later = s + delay;
       if (later < 0 || later >= r.sequences[0].length || !filled_[later % ring_steps_]) continue;
-      for (long i = 0; i < n && r.sequences[i].length > later; i++) {
-        if (!r.sees(i, later, delay)) continue;
+      for (long i : r.mine(n)) {
+        if (r.sequences[i].length <= later || !r.sees(i, later, delay)) continue;
         const F a = r.saved(i, later)[d], *dm = ring(r, later, i);
         F* dh = r.dh(i);
         for (long j = 0; j < r.H; j += L) store_at(dh, j, r.H, load(dh + j) + a * load(dm + j));  // NaN stays in its lanes
@@ -82,12 +81,12 @@ template <class F> struct Mist : PlainCell<F> {
   }
 
   void backward(Rows<F>& r, long s, long n) {
-    for (long i = 0; i < n; i++) {
+    for (long i : r.mine(n)) {
       r.tanh_backward(i, s, kH);                                                            // (4')
       r.norm_backward(i, s, kH);
     }
     r.backward(kNew, n, false);
-    for (long i = 0; i < n; i++) {
+    for (long i : r.mine(n)) {
       const F *a = r.saved(i, s), *gate = a + r.D, *mask = r.dropout(i);
       F *dq = r.du(kNew, i), *dm = ring(r, s, i), *dz_r = r.z(i, kR), *dz_a = r.z(i, kA);
       for (long j = 0; j < r.H; j += L) {
@@ -116,7 +115,7 @@ template <class F> struct Mist : PlainCell<F> {
     }
     filled_[s % ring_steps_] = 1;
     r.backward(kGates, n, false);
-    for (long i = 0; i < n; i++) r.send_back(i, r.du(kGates, i), r.carry(i));
+    for (long i : r.mine(n)) r.send_back(i, r.du(kGates, i), r.carry(i));
   }
 
  private:

@@ -12,22 +12,22 @@ template <class F> struct Rnn : PlainCell<F> {
   }
 
   void forward(Rows<F>& r, long s, long n) {
-    for (long i = 0; i < n; i++) r.read_h(0, i, r.past(i, s, 1)), r.read_x(0, i, s);
+    for (long i : r.mine(n)) r.read_h(0, i, r.past(i, s, 1)), r.read_x(0, i, s);
     r.forward(0, n);
-    for (long i = 0; i < n; i++) {
+    for (long i : r.mine(n)) {
       r.norm(i, s, 0);
       r.tanh_of(i, 0);  // (1)
     }
   }
 
   void backward(Rows<F>& r, long s, long n) {
-    for (long i = 0; i < n; i++) {
+    for (long i : r.mine(n)) {
       r.read_h(0, i, r.past(i, s, 1)), r.read_x(0, i, s);
       r.tanh_backward(i, s, 0);  // (1')
       r.norm_backward(i, s, 0);
     }
     r.backward(0, n, false);
-    for (long i = 0; i < n; i++) r.send_back(i, r.du(0, i), r.carry(i));
+    for (long i : r.mine(n)) r.send_back(i, r.du(0, i), r.carry(i));
   }
 };
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import mistrnn
+from mistrnn._memory import keep_freed_memory
 from mistrnn.errors import UsageError
 from mistrnn.training.cluster.shipping import Packed, unpacked
 from mistrnn.training.embedded import choose_device
@@ -81,6 +82,7 @@ class Worker:
             return self._failure("setup", f"versions differ from where the study was started: {'; '.join(differences)}")
         post = self._post
         try:
+            keep_freed_memory()
             torch.set_num_threads(post.threads)
             self._study = Study(**post.study)
             self._device = choose_device(post.device)
