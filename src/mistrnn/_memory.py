@@ -48,8 +48,8 @@ def keep_freed_memory() -> None:
     if any(name.startswith("MALLOC_") or "glibc.malloc" in value for name, value in os.environ.items()):
         return
     mallopt = _of_glibc("mallopt")
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, 2**30)
+    # Before 2.35 glibc takes no more than 32 MiB for the first; the second alone would do harm.
+    if mallopt is not None and (mallopt(M_MMAP_THRESHOLD, 2**30) or mallopt(M_MMAP_THRESHOLD, 2**25)):
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 

@@ -138,23 +138,10 @@ template <class F, class Cell> class Run {
     Recurrence<F, Cell> any(call_, arena_, 0, is_backward_);
     if (!any.describe()) return kOutOfMemory;
     panels_size_ = any.weights().size();
-    // Whole trials for each thread if there are many; else each trial's sequences in as many shares as there are threads, or,
-    // where the weights are too many for that, one after the other by all threads together.
-    const bool many = E >= 4 * call_.threads;
-    const bool together = call_.together < 0 ? !many && panels_bytes() >= kWorthACrew : call_.together;
-    if (together) {
-      crew_ = panels_bytes() / kWorthAMember;
-      if (crew_ > call_.threads || call_.together > 0) crew_ = call_.threads;
-    }
-    const bool crews = crew_ > 1;
-    pieces_ = many || crews ? 1 : call_.threads;
-    const long fewest = 2;  // sequences that are worth a thread
-    if (pieces_ > (call_.B + fewest - 1) / fewest) pieces_ = (call_.B + fewest - 1) / fewest;
-    if (pieces_ < 1) pieces_ = 1;
-    share_count_ = E * pieces_;
+    choose();
     if (!deal_out()) return kOutOfMemory;
     // Threads that share a trial share its panels, too, and fill them together.
-    const bool shared = pieces_ > 1 || crews;
+    const bool shared = pieces_ > 1 || crew_ > 1;
     if (shared) {
       panels_ = arena_.template room<F>(E * panels_size_);
       if (!panels_ || !new_sums(any.gradient_size(), any.parameter_rows())) return kOutOfMemory;
@@ -163,14 +150,12 @@ template <class F, class Cell> class Run {
       });
     }
     if (failed_) return kOutOfMemory;
-    if (crews) {
+    if (crew_ > 1) {
       as_crew(call_, crew_, [&](Member me, Arena& memory) {
-        for (long k = 0; k < share_count_ && take(shares_[k], sums_ ? &sums_[k] : nullptr, memory, me); k++) memory.start_over();
+        for (long k = 0; k < share_count_ && take(k, memory, me); k++) memory.start_over();
       });
     } else {
-      in_parallel(call_, share_count_, [&](long k, Arena& memory) {
-        take(shares_[k], sums_ ? &sums_[k] : nullptr, memory, Member{});
-      });
+      in_parallel(call_, share_count_, [&](long k, Arena& memory) { take(k, memory, Member{}); });
     }
     if (wants_weights_ && shared && !failed_)
       in_slices([&](auto& r, long e, long slice, long slices) {
@@ -180,10 +165,27 @@ template <class F, class Cell> class Run {
   }
 
  private:
-  static constexpr long kWorthACrew = 6 * 1024 * 1024;  // bytes of weights that threads had better share,
-  static constexpr long kWorthAMember = 512 * 1024;     // and how many each has then, at least: members wait for each other
+  // Bytes of weights that threads had better share, the same with few sequences, and how many each has then, at least:
+  // members wait for each other.
+  static constexpr long kWorthACrew = 6 << 20, kWorthACrewOfFew = 2 << 20, kWorthAMember = 512 << 10;
 
   long panels_bytes() const { return panels_size_ * (long)sizeof(F); }
+
+  // Whole trials for each thread if there are many; else each trial's sequences in as many shares as there are threads, or,
+  // where the weights are too many for that, one trial after the other by all threads together.
+  void choose() {
+    const bool many = call_.E >= 4 * call_.threads, few_sequences = call_.B < 4 * call_.threads;
+    const long worth_a_crew = few_sequences ? kWorthACrewOfFew : kWorthACrew;
+    if (call_.together < 0 ? !many && panels_bytes() >= worth_a_crew : call_.together) {
+      crew_ = call_.together < 0 ? panels_bytes() / kWorthAMember : call_.threads;
+      if (crew_ > call_.threads) crew_ = call_.threads;
+    }
+    constexpr long kWorthAThread = 2;  // sequences
+    const long most = (call_.B + kWorthAThread - 1) / kWorthAThread;
+    pieces_ = many || crew_ > 1 ? 1 : call_.threads < most ? call_.threads : most;
+    if (pieces_ < 1) pieces_ = 1;
+    share_count_ = call_.E * pieces_;
+  }
 
   // Share the sequences out, in turn, so that each share has long and short ones; longest first, equal ones in their order.
   bool deal_out() {
@@ -240,9 +242,10 @@ template <class F, class Cell> class Run {
     return sums_ != nullptr;
   }
 
-  // work(the recurrence of a trial, the trial, a slice of its weights, of how many) by all threads.
+  // work(the recurrence of a trial, the trial, a slice of its weights, of how many) by all threads, if it is worth their time.
   template <class Work> void in_slices(Work work) {
-    const long slices = call_.threads;
+    constexpr long kWorthSlices = 1024 * 1024;  // bytes of weights
+    const long slices = panels_bytes() >= kWorthSlices ? call_.threads : 1;
     in_parallel(call_, call_.E * slices, [&](long k, Arena& memory) {
       const long e = k / slices;
       Recurrence<F, Cell> r(call_, memory, e, is_backward_);
@@ -252,17 +255,19 @@ template <class F, class Cell> class Run {
     });
   }
 
-  // Take a share through time; return whether there was memory for it. `sums` are there where others share its trial.
-  bool take(const Share& share, const Gradients<F>* sums, Arena& memory, Member me) {
+  // Take a share through time; return whether there was memory for it.
+  bool take(long k, Arena& memory, Member me) {
+    const Share& share = shares_[k];
     if (share.count == 0 && !wants_weights_) return true;
     Recurrence<F, Cell> r(call_, memory, share.e, is_backward_, me);
     bool ready = r.describe();
     F* panels = panels_ ? panels_ + share.e * panels_size_ : memory.template room<F>(panels_size_);
-    Gradients<F> own;
-    if (sums) own = *sums;
-    else if (wants_weights_) {
-      own.weights = memory.template zeros<F>(r.gradient_size() + 2 * r.parameter_rows());
-      own.norms = own.weights + r.gradient_size();
+    Gradients<F> sums;
+    if (sums_) {
+      sums = sums_[k];
+    } else if (wants_weights_) {
+      sums.weights = memory.template zeros<F>(r.gradient_size() + 2 * r.parameter_rows());
+      sums.norms = sums.weights + r.gradient_size();
     }
     ready = ready && !memory.failed;
     if (ready) r.weights().place(panels);
@@ -273,10 +278,10 @@ template <class F, class Cell> class Run {
       const long count = share.count - first < most ? share.count - first : most;
       const Sequence* sequences = share.sequences + first;
       int32_t* origins = origins_ ? origins_ + share.e * call_.B * call_.T : nullptr;
-      if (is_backward_) r.backward(call_, sequences, count, origins, own);
+      if (is_backward_) r.backward(call_, sequences, count, origins, sums);
       else r.forward(call_, sequences, count, origins);
     }
-    if (wants_weights_ && !sums) r.weights().hand_over(&own, 1, 0, 1);
+    if (wants_weights_ && !sums_) r.weights().hand_over(&sums, 1, 0, 1);
     me.wait();  // what a member has in its memory, others may still read
     return true;
   }
