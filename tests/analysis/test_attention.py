@@ -73,3 +73,6 @@ def test_bad_input_is_named() -> None:
         attention(layer.eval(), torch.randn(5, 3).double())
     with pytest.raises(ValueError, match=r"MIST: expected input \[T, B, 3\]"):
         attention(layer, torch.randn(5, 2, 4).double())
+    layer.forward = lambda *arguments, **options: None  # type: ignore[assignment, method-assign]
+    with pytest.raises(TypeError, match="attention: expected a layer whose forward is mistrnn's own"):
+        attention(layer, torch.randn(5, 2, 3).double())

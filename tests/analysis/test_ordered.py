@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -198,3 +199,15 @@ def test_bad_input_is_named() -> None:
             ordered_derivative(wrong, given, **options)
     with pytest.raises(TypeError, match="expected a layer of mistrnn, such as from_torch makes"):
         ordered_derivative(torch.nn.LSTM(3, 4), input, 3)  # type: ignore[arg-type]
+    layer.forward = lambda *arguments, **options: None  # type: ignore[assignment, method-assign]
+    with pytest.raises(TypeError, match="ordered_derivative: expected a layer whose forward is mistrnn's own"):
+        ordered_derivative(layer, input, 3)
+
+
+@pytest.mark.parametrize("zoneout", [np.float32(0.25), torch.tensor(0.25)], ids=["numpy", "torch"])
+def test_zoneout_may_be_any_number(zoneout: Any) -> None:
+    layer, input = small("mist", delays=[2, 3]).eval(), sequence()
+    layer.zoneout = zoneout
+    assert edges_of(layer) == (1, 2, 3)
+    found = ordered_derivative(layer, input, 5)
+    torch.testing.assert_close(found.total, found.full)

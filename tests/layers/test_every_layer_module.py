@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence
 
 from mistrnn.layers import LAYERS, RecurrentLayer
@@ -436,3 +437,12 @@ def test_calling_a_layer_changes_nothing_of_the_callers(name: str) -> None:
     before = [value.clone() for value in given]
     layer(input, state, lengths=lengths, reset=reset)
     assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True))
+
+
+@every_layer
+def test_lengths_of_fake_tensors(name: str) -> None:
+    """Tools that estimate shapes and memory run a layer on tensors without values."""
+    with FakeTensorMode():
+        layer = LAYERS[name](3, 8)
+        output, _ = layer(torch.randn(5, 2, 3), lengths=torch.tensor([5, 2]))
+    assert output.shape == (5, 2, 8)

@@ -89,3 +89,13 @@ def test_stream_goes_on_from_a_whole_run_and_back(name: str) -> None:
     rest, last = layer(input[8:], stream.state)
     close(torch.cat([middle, rest]), whole[5:])
     close(last, whole_state)
+
+
+@every_layer
+def test_stream_refuses_a_forward_of_ones_own(name: str) -> None:
+    layer = small(name)
+    layer.forward = lambda *arguments, **options: None  # type: ignore[assignment, method-assign]
+    with pytest.raises(
+        TypeError, match=f"{type(layer).__name__}.stream: expected a layer whose forward is mistrnn's own"
+    ):
+        layer.stream(2)

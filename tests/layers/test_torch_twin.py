@@ -166,3 +166,39 @@ def test_parametrised_weights_stay_frozen_or_free_whatever_the_grad_mode(ours: A
                 given.requires_grad_(not freeze)
             for made in (ours.from_torch(module), layer.to_torch()):
                 assert frozen(made) == (set(made.state_dict()) if freeze else set())
+
+
+class Scaled(LSTM):
+    """A user's layer with tensors of its own."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.scale = nn.Parameter(torch.full((3,), 2.0))
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, input: Any, state: Any = None, **options: Any) -> Any:
+        return super().forward((input - self.mean) * self.scale, state, **options)
+
+
+def test_from_torch_leaves_the_tensors_of_a_subclass_as_they_are() -> None:
+    theirs = nn.LSTM(3, 5, bidirectional=True)
+    layer = Scaled.from_torch(theirs)
+    torch.testing.assert_close(layer.scale, torch.full((3,), 2.0))
+    torch.testing.assert_close(layer.mean, torch.zeros(3))
+    input = torch.randn(4, 2, 3)
+    torch.testing.assert_close(layer(input)[0], theirs(input * 2)[0])
+
+
+def test_from_torch_refuses_a_subclass_whose_tensors_stay_on_meta() -> None:
+    class OnDevice(LSTM):
+        def __init__(self, *arguments: Any, device: Any = None, **options: Any) -> None:
+            super().__init__(*arguments, device=device, **options)
+            self.scale = nn.Parameter(torch.ones(3, device=device))
+
+    with pytest.raises(TypeError, match=r"OnDevice.from_torch: expected OnDevice to make only .* got scale there, too"):
+        OnDevice.from_torch(nn.LSTM(3, 5))
+
+
+def test_to_torch_refuses_a_layer_with_a_forward_of_its_own() -> None:
+    with pytest.raises(TypeError, match=r"Scaled.to_torch: expected a layer whose forward is mistrnn's own"):
+        Scaled(3, 5).to_torch()

@@ -343,6 +343,31 @@ def test_diverged_trial_is_listed_with_its_step(tmp_path: Path, task: Task, monk
     assert summarise(rows).diverged == 1
 
 
+@pytest.mark.parametrize("keep", ["best", "last"])
+@pytest.mark.parametrize("split", ["val", "test"])
+@pytest.mark.parametrize("error", [float("inf"), float("nan")], ids=str)
+def test_a_trial_whose_error_is_no_number_has_diverged_and_locks_nobody_out(
+    tmp_path: Path, task: Task, monkeypatch: pytest.MonkeyPatch, keep: str, split: str, error: float
+) -> None:
+    study = Study(**{**STUDY.as_dict(), "keep": keep})
+    measured = Group.evaluate
+
+    def evaluate(group: Group, parameters: Any, which: Any) -> list[float]:
+        found = measured(group, parameters, which)
+        trials = (
+            [record.trial for record in group.records]
+            if which == "test"
+            else [group.records[k].trial for k in group.running]
+        )
+        return [error if trial == 1 and which == split else value for trial, value in zip(trials, found, strict=True)]
+
+    monkeypatch.setattr(Group, "evaluate", evaluate)
+    rows = run_study(study, tmp_path, device="cpu", task=task)
+    assert [row["status"] for row in rows] == ["ok", "diverged", "ok", "ok"]
+    assert (rows[1]["val_error"], rows[1]["test_error"], rows[1]["best_step"]) == (None, None, None)
+    assert run_study(study, tmp_path, device="cpu", task=task) == rows  # the folder can be read
+
+
 def test_only_some_trials_run_and_the_rest_later(tmp_path: Path, task: Task) -> None:
     assert [row["trial"] for row in run_study(STUDY, tmp_path, device="cpu", task=task, only=[2])] == [2]
     assert not list(tmp_path.glob("checkpoint*"))

@@ -37,6 +37,7 @@ def attention(
         raise TypeError(
             f"attention: expected a MIST layer, because others have no mixture, got {type(layer).__name__}."
         )
+    layer._refuse_own_forward("attention")
     if layer.draws_at_random:
         raise ValueError("attention: expected evaluation mode, because dropout and zoneout draw at random in training.")
     weights = layer._current_weights()

@@ -142,6 +142,7 @@ def _checked(layer: RecurrentLayer, input: Tensor) -> int:
         raise TypeError(
             f"ordered_derivative: expected a layer of mistrnn, such as from_torch makes of torch's, got {name}."
         )
+    layer._refuse_own_forward("ordered_derivative")
     like = next(layer.parameters())
     if layer.num_layers * layer.directions > 1:
         raise ValueError(f"ordered_derivative: expected one layer in one direction, got {layer}.")
@@ -160,7 +161,7 @@ def _checked(layer: RecurrentLayer, input: Tensor) -> int:
 def _factors(layer: RecurrentLayer, input: Tensor, first: int, last: int) -> dict[tuple[int, int, int, int], Tensor]:
     """Return the partial derivatives [H, H] of (from time, from component, to time, to component), by the reference."""
     weights = layer._current_weights()[0]
-    step, zoneout = layer._step(weights, None), layer.zoneout or None
+    step, zoneout = layer._step(weights, None), float(layer.zoneout) or None
     memory, components = layer._memory(), len(layer.state_components)
     x = layer._project(input, weights).unsqueeze(1).detach()  # [T, 1, G]
     clock = torch.arange(len(input), device=input.device).unsqueeze(1) if layer.has_clock else None

@@ -57,7 +57,7 @@ def delays_read(layer: RecurrentLayer) -> tuple[int, ...]:
     past = _NotedPast(like.new_zeros(1, layer.hidden_size), len(layer.state_components))
     if layer.has_clock:
         past.clock = torch.zeros(1, dtype=torch.int64, device=like.device)
-    advance(layer._step(weights, None), x, past, layer.zoneout or None)
+    advance(layer._step(weights, None), x, past, float(layer.zoneout) or None)
     return tuple(sorted(past.delays))
 
 

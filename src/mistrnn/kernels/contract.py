@@ -113,6 +113,14 @@ def check(cell: str, inputs: Inputs, settings: Settings, device: str, dtypes: Se
         raise ValueError(f"{cell}: expected periods >= 1 that divide {hidden} units, got {list(settings.delays)}.")
 
 
+def wanted_flags(needed: Sequence[bool]) -> list[bool]:
+    """Return the four flags, from which inputs of DIFFERENTIABLE need a gradient."""
+    flags = [False] * 4
+    for name, need in zip(DIFFERENTIABLE, needed, strict=True):
+        flags[WANTED.get(name, 1)] |= need
+    return flags
+
+
 def is_wanted(name: str, wanted: Sequence[bool]) -> bool:
     """Whether the gradient of this input is wanted."""
     return wanted[WANTED.get(name, 1)]

@@ -20,7 +20,16 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from mistrnn.kernels import cpu, cuda
-from mistrnn.kernels.contract import DIFFERENTIABLE, INPUTS, Settings, is_put_off, is_wanted, saved_dtype, saved_size
+from mistrnn.kernels.contract import (
+    DIFFERENTIABLE,
+    INPUTS,
+    Settings,
+    is_put_off,
+    is_wanted,
+    saved_dtype,
+    saved_size,
+    wanted_flags,
+)
 
 Tensors = tuple[Tensor, ...]
 Plain = Callable[[Sequence[Tensor | None], Settings], Tensors]
@@ -158,7 +167,7 @@ def _gradients(
     """Return the gradients of DIFFERENTIABLE that are needed, from those of the outputs; differentiable if they must be."""
     if all(gradient is None for gradient in gradients):
         return [None] * len(needed)
-    wanted = [needed[0], any(needed[1:6]), any(needed[6:8]), any(needed[8:])]
+    wanted = wanted_flags(needed)
     transformed = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
     device = None if transformed else _direct((*gradients, *tensors, output, saved))
     if device is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 def positive_int(name: str, argument: str, value: Any) -> int:
@@ -190,6 +191,7 @@ def _readable(values: Tensor) -> bool:
     return not (
         torch.compiler.is_compiling()
         or values.is_meta
+        or isinstance(values, FakeTensor)
         or torch._C._functorch.is_functorch_wrapped_tensor(values)
         or (values.is_cuda and torch.cuda.is_current_stream_capturing())
     )

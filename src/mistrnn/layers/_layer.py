@@ -121,7 +121,7 @@ class RecurrentLayer(nn.Module, ABC):
             for direction in range(self.directions):
                 for short, shape in self._parameter_shapes(layer_inputs).items():
                     parameter = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-                    self.register_parameter(short + _suffix(layer, direction), parameter)
+                    self.register_parameter(short + suffix_of(layer, direction), parameter)
         self.reset_parameters()
 
     @property
@@ -193,7 +193,7 @@ class RecurrentLayer(nn.Module, ABC):
             for layer in range(self.num_layers):
                 for direction in range(self.directions):
                     for short, value in self._weights(layer, direction).items():
-                        name = short + _suffix(layer, direction)
+                        name = short + suffix_of(layer, direction)
                         initial = self._initial(short, value)
                         if is_parametrized(self, name):
                             setattr(self, name, initial)
@@ -401,8 +401,17 @@ class RecurrentLayer(nn.Module, ABC):
         return self._all_weights()
 
     def _weights(self, layer: int, direction: int) -> Weights:
-        suffix = _suffix(layer, direction)
+        suffix = suffix_of(layer, direction)
         return {short: getattr(self, short + suffix) for short in self._short_names}
+
+    def _refuse_own_forward(self, by: str) -> None:
+        """Raise if a subclass has a forward of its own: whoever takes the steps one by one does not call it."""
+        if type(self).forward is not RecurrentLayer.forward or "forward" in vars(self):
+            name = type(self).__name__
+            raise TypeError(
+                f"{by}: expected a layer whose forward is mistrnn's own, because its steps are taken without it, got {name} "
+                "with another."
+            )
 
     def _like(self, weights: list[Weights]) -> Tensor:
         """Return a parameter whose dtype and device are those of all."""
@@ -496,5 +505,6 @@ def _is_traced() -> bool:
     return not torch.compiler.is_compiling() and torch._C._is_tracing()
 
 
-def _suffix(layer: int, direction: int) -> str:
+def suffix_of(layer: int, direction: int) -> str:
+    """Return how the names of a layer's parameters end."""
     return f"_l{layer}" + ("_reverse" if direction else "")

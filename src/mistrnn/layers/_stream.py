@@ -19,11 +19,12 @@ class Stream:
     """A running layer: `output = stream(input)` for one step after another; made by `layer.stream(batch_size)`.
 
     It runs the same steps as a whole run, without gradients, on a copy of the weights as they were when it was made; on a
-    CPU in the layer's form, on a GPU in the plain one.
+    CPU in the layer's form, on a GPU in the plain one. Forward hooks of the layer are not called.
     """
 
     def __init__(self, layer: "RecurrentLayer", batch_size: int, state: State | None) -> None:
         self._name = type(layer).__name__
+        layer._refuse_own_forward(f"{self._name}.stream")
         if layer.bidirectional:
             raise ValueError(
                 f"{self._name}: expected bidirectional=False for a stream, because the future has not come yet."

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mistrnn.layers._forms import Weights
 from mistrnn.layers._hooked import renew_hooked
-from mistrnn.layers._layer import RecurrentLayer
+from mistrnn.layers._layer import RecurrentLayer, suffix_of
 
 
 class TorchTwin(RecurrentLayer):
@@ -39,9 +39,10 @@ class TorchTwin(RecurrentLayer):
             batch_first=module.batch_first,
             dropout=module.dropout,
             bidirectional=module.bidirectional,
-            device="meta",
+            device="meta",  # nothing is drawn, only to be overwritten
             dtype=like.dtype,
-        ).to_empty(device=like.device)  # nothing is drawn, only to be overwritten
+        )
+        layer._take_place(like.device)
         for index in range(layer.num_layers):
             for direction in range(layer.directions):
                 ours, theirs = layer._weights(index, direction), _theirs(module, index, direction)
@@ -60,6 +61,7 @@ class TorchTwin(RecurrentLayer):
         for option in ("zoneout", "recurrent_dropout", "layer_norm"):
             if value := getattr(self, option):
                 raise ValueError(f"{name}.to_torch: expected no {option}, because torch.nn has none, got {value}.")
+        self._refuse_own_forward(f"{name}.to_torch")
         renew_hooked(self)
         like = self._weights(0, 0)["weight_hh"]
         module = self.torch_class(
@@ -83,6 +85,22 @@ class TorchTwin(RecurrentLayer):
                 if self.bias:
                     self._biases_to_torch(ours, theirs["bias_ih"], theirs["bias_hh"])
         return module.train(self.training)
+
+    def _take_place(self, device: torch.device) -> None:
+        """Move from meta to a device: the layer's own weights with any values, a subclass's other tensors with theirs."""
+        for index in range(self.num_layers):
+            for direction in range(self.directions):
+                for short, weight in self._weights(index, direction).items():
+                    empty = nn.Parameter(torch.empty_like(weight, device=device))
+                    self.register_parameter(short + suffix_of(index, direction), empty)
+        left = [name for name, tensor in (*self.named_parameters(), *self.named_buffers()) if tensor.is_meta]
+        if left:
+            name = type(self).__name__
+            raise TypeError(
+                f"{name}.from_torch: expected {name} to make only the weights of the layer on `device`, because it is made "
+                f"on meta first, got {', '.join(left)} there, too."
+            )
+        self.to(device)
 
     @staticmethod
     def _biases_from_torch(ours: Weights, bias_ih: Tensor, bias_hh: Tensor) -> None:

@@ -3,6 +3,7 @@
 E trials still running, T time, B batch, I input.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -273,11 +274,15 @@ class Group:
             errors = self.evaluate(self.parameters, "val")
             for row, (old_row, error) in enumerate(zip(kept, errors, strict=True)):
                 record = self.records[self.running[row]]
+                if not math.isfinite(error):
+                    record.diverged_step = self.step
+                    continue
                 record.curve.append((self.step, mean_losses[old_row], error))
                 if error < record.best_error or self.study.keep == "last":
                     record.best_error, record.best_step = error, self.step
                     for name, value in self.parameters.items():
                         self.best[name][self.running[row]] = value[row]
+            self._keep([row for row, error in enumerate(errors) if math.isfinite(error)])
         self._loss_sum = torch.zeros_like(self._loss_sum)
         self._loss_steps = 0
 

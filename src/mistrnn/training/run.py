@@ -1,6 +1,7 @@
 """One group of trials from its start, or a checkpoint, to its results. No files: it can run wherever its data is."""
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -127,15 +128,15 @@ class Run:
         parameters = self._study.model(self._task, device="meta").parameter_count()
         rows = []
         for record, test_error in zip(group.records, tested, strict=True):
-            validated = record.best_step is not None
+            validated = record.best_step is not None and math.isfinite(test_error)
             rows.append(
                 {
                     "trial": record.trial,
-                    "status": record.status,
+                    "status": record.status if math.isfinite(test_error) else "diverged",
                     "learning_rate": self._study.learning_rate_of(record.trial),
                     "val_error": record.best_error if validated else None,
                     "test_error": test_error if validated else None,
-                    "best_step": record.best_step,
+                    "best_step": record.best_step if validated else None,
                     "steps": record.diverged_step or record.stopped_step or group.step,
                     "parameters": parameters,
                     "seconds": round(self._seconds(), 3),

@@ -137,7 +137,7 @@ class Store(Recorded):
             }
             self._write("gradients.safetensors", save(_merged(self.gradients(), new)))
         merged = {row["trial"]: row for row in self.trials()} | {row["trial"]: row for row in rows}
-        lines = [json.dumps(merged[trial]) + "\n" for trial in sorted(merged)]
+        lines = [json.dumps(merged[trial], allow_nan=False) + "\n" for trial in sorted(merged)]
         self._write("trials.jsonl", "".join(lines).encode())
 
     def save_checkpoint(self, first: int, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:

@@ -232,11 +232,11 @@ template <class F> struct Rows {
     const long next_unit = tiles * (me.index + 1) / me.size * kTileRows, units = (next_unit < p.rows ? next_unit : p.rows) - unit;
     z += p.row + unit;
     u += p.column;
-    for (long first = 0, next; first < chunk; first = next) {
-      long end = first;  // of the rows from `first` on that are taken together
-      for (next = first; next < chunk && next - end < kWorthIt; next++)
-        if (!p.idle[next]) end = next + 1;
-      if (end == first) continue;
+    for (long first = 0, end; first < chunk; first = end) {
+      end = first + 1;
+      if (p.idle[first]) continue;
+      for (long row = end; row < chunk && row - end < kWorthIt; row++)
+        if (!p.idle[row]) end = row + 1;
       multiply<F>(units, z + first * z_stride, 1, z_stride, u + first * u_stride, u_stride, panel_width<F>, end - first,
                   p.columns, dW + (p.row + unit) * W_stride + p.column, W_stride, true);
     }
