@@ -436,6 +436,17 @@ def test_severed_weights_stay_severed_when_drawn_uniformly(task: Task) -> None:
     assert (drawn == 0).any()
 
 
+def test_groups_read_themselves_with_larger_weights(task: Task) -> None:
+    options = {"layer": "clockwork", "hidden": 12, "layer_options": {"periods": 4}}
+    larger, normal = (
+        study(**options, initialization=kind).initial_parameters(0, task)["layer.weight_hh_l0"]
+        for kind in ("groups", "normal")
+    )
+    own = torch.block_diag(*[torch.ones(3, 3)] * 4).bool()
+    torch.testing.assert_close(larger[own], 2 * normal[own])
+    assert torch.equal(larger[~own], normal[~own])
+
+
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_readout_dropout_is_each_trials_own(task: Task, bidirectional: bool) -> None:
     options = {"layer_options": {"bidirectional": bidirectional}}

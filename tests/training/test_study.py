@@ -89,7 +89,8 @@ def test_steps_and_interval_default_to_the_tasks() -> None:
         ({"seed": "1"}, "expected seed to be a whole number between 0 and 2^31 - 1, got '1'."),
         ({"optimizer": "sdg"}, "expected optimizer among sgd, adam, adamw, got 'sdg'."),
         ({"schedule": "step"}, "expected schedule among constant, cosine, halving, got 'step'."),
-        ({"initialization": "zero"}, "expected initialization among normal, uniform, got 'zero'."),
+        ({"initialization": "zero"}, "expected initialization among normal, uniform, groups, got 'zero'."),
+        ({"initialization": "groups"}, "mist: expected no initialization='groups', because only clockwork has groups."),
         ({"keep": "first"}, "expected keep among best, last, got 'first'."),
         (
             {"task": "hapt", "task_settings": {}, "layer_options": {"bidirectional": True}},

@@ -8,7 +8,7 @@ import typer
 from mistrnn.errors import UsageError
 from mistrnn.layers import LAYERS
 from mistrnn.tasks import TASKS
-from mistrnn.training.study import OPTIMIZERS, PRECISIONS, SCHEDULES
+from mistrnn.training.study import INITIALIZATIONS, OPTIMIZERS, PRECISIONS, SCHEDULES
 
 TaskName = Annotated[str, typer.Argument(help=f"One of: {', '.join(TASKS)}.")]
 LayerName = Annotated[str, typer.Option("--layer", help=f"One of: {', '.join(LAYERS)}.")]
@@ -33,6 +33,7 @@ LayerNorm = Annotated[bool, typer.Option("--layer-norm", help="Normalise pre-act
 BatchSize = Annotated[int, typer.Option("--batch-size", help="Sequences in a minibatch.")]
 OptimizerName = Annotated[str, typer.Option("--optimizer", help=f"One of: {', '.join(OPTIMIZERS)}.")]
 Schedule = Annotated[str, typer.Option("--schedule", help=f"One of: {', '.join(SCHEDULES)}.")]
+Initialization = Annotated[str, typer.Option("--initialization", help=f"One of: {', '.join(INITIALIZATIONS)}.")]
 WeightDecay = Annotated[float, typer.Option("--weight-decay", help="Weight decay.")]
 Precision = Annotated[str, typer.Option("--precision", help=f"One of: {', '.join(PRECISIONS)}.")]
 Truncate = Annotated[int | None, typer.Option("--truncate", help="Cut backpropagation through time after K steps.")]

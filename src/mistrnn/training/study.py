@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from mistrnn.errors import UsageError
-from mistrnn.layers import LAYERS, layer_class
+from mistrnn.layers import LAYERS, Clockwork, layer_class
 from mistrnn.layers._names import check_options
 from mistrnn.tasks import Task, task_class
 from mistrnn.training.model import Model
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine", "halving")
-INITIALIZATIONS = ("normal", "uniform")
+INITIALIZATIONS = ("normal", "uniform", "groups")
 KEPT = ("best", "last")
 EARLY_STOPS = ("asha",)
 UNIFORM = 0.1
@@ -58,7 +58,8 @@ class Study:
     momentum: float = 0.9
     """Of sgd."""
     initialization: str = "normal"
-    """Of the weights: N(0, 1/H), or uniform in ±0.1."""
+    """Of the weights: N(0, 1/H), or uniform in ±0.1. With "groups", Clockwork's groups read themselves with weights of
+    N(0, 1/their units) and the rest as in "normal": by itself, each group then begins like a simple RNN."""
     readout_dropout: float = 0.0
     """Probability of dropping a unit of what the readout reads, at every step, in training."""
     keep: str = "best"
@@ -125,6 +126,8 @@ class Study:
         for name in ("momentum", "readout_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise UsageError(f"expected 0 <= {name} < 1, got {getattr(self, name)}.")
+        if self.initialization == "groups" and self.layer != "clockwork":
+            raise UsageError(f"{self.layer}: expected no initialization='groups', because only clockwork has groups.")
         for option, owners in OWN_OPTIONS.items():
             if option in self.layer_options and self.layer not in owners:
                 raise UsageError(f"{self.layer}: expected no {option}, because they belong to {' and '.join(owners)}.")
@@ -229,6 +232,8 @@ class Study:
                 task.input_size, self.hidden, **self.layer_options, device="cpu", dtype=torch.float32
             )
             model = Model(layer, task.output_size, every_step=task.every_step)
+            if isinstance(layer, Clockwork) and self.initialization == "groups":
+                layer.scale_groups()
             if self.initialization == "uniform":
                 for name, parameter in model.named_parameters():
                     if "weight" in name:  # what is severed stays severed

@@ -88,6 +88,20 @@ class Clockwork(RecurrentLayer):
             value = value.masked_fill(severed(units), 0.0)
         return value
 
+    @torch.no_grad()
+    def scale_groups(self) -> None:
+        """Multiply the weights with which each group reads itself by the root of the number of groups.
+
+        After `reset_parameters` they are N(0, 1/H) like all others, so that a group by itself forgets within a few of its
+        ticks. Then they are N(0, 1/its units), as those of a simple RNN of that size.
+        """
+        size = self.hidden_size // len(self.periods)
+        for layer in range(self.num_layers):
+            for direction in range(self.directions):
+                weight = self._weights(layer, direction)["weight_hh"]
+                for first in range(0, self.hidden_size, size):
+                    weight[first : first + size, first : first + size] *= len(self.periods) ** 0.5
+
     def parameter_count(self) -> int:
         """Return the number of weights that the layer really has: the severed ones do not count."""
         group = self.hidden_size // len(self.periods)
