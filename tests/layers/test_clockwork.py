@@ -95,3 +95,22 @@ def test_parameter_count_leaves_out_what_is_severed(bidirectional: bool) -> None
     per_direction = 6 * 16 + 12 + 12 * 5  # six blocks of 4 x 4, biases, inputs of the first layer
     second = 6 * 16 + 12 + 12 * 12 * directions
     assert layer.parameter_count() == directions * (per_direction + second)
+
+
+def test_what_the_fastest_group_alone_has_seen_is_out_of_reach_until_groups_are_scaled() -> None:
+    """At odd steps no other group ticks. With N(0, 1/H) the fastest one forgets them, because its own block is small."""
+
+    def reaching_back(layer: Clockwork) -> float:
+        """How much of the gradient of the last output arrives at the fastest group's state 54 steps before."""
+        with torch.no_grad():
+            _, (h, clock) = layer(input[:2])
+        h = h.clone().requires_grad_()
+        layer(input[2:], (h, clock))[0][-1].sum().backward()
+        assert h.grad is not None
+        return float(h.grad[0, :, :16].norm() / h.grad.norm())
+
+    torch.manual_seed(0)
+    layer, input = Clockwork(3, 128, dtype=torch.float64), torch.randn(56, 4, 3, dtype=torch.float64)
+    assert reaching_back(layer) < 1e-18
+    layer.scale_groups()
+    assert reaching_back(layer) > 1e-5

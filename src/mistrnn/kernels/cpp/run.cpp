@@ -44,8 +44,8 @@ class FlushSubnormals {
 #endif
 };
 
-// Threads of torch's OpenMP if they can be had, else threads that live as long as the call: `enter(k)` once for each member
-// k = 0 ... size - 1. With fewer threads than that, some members come one after the other.
+// Threads of torch's OpenMP if they can be had, else threads that live as long as the call. They call enter(k, threads) once
+// for each k = 0 ... size - 1; where there are fewer threads than that, some of these calls come after others.
 template <class Enter> class Team {
  public:
   Team(const Call& call, long size, Enter enter) : call_(call), enter_(enter), size_(size) {}
