@@ -43,6 +43,12 @@ struct Member {
     return __atomic_load_n(&crew->refused_in[now % 2], __ATOMIC_RELAXED) != now;
   }
 
+  // Of `count` things, those of this member, in one piece.
+  struct Stretch {
+    long first, end;
+  };
+  Stretch stretch(long count) const { return {count * index / size, count * (index + 1) / size}; }
+
   template <class T> T* handed_out(T* place) const {  // what the first member has
     if (size == 1) return place;
     if (index == 0) crew->board = place;

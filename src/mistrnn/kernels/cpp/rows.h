@@ -218,8 +218,8 @@ template <class F> struct Rows {
   void multiply_by(const Part<F>& p, long n, const F* a, long a_stride, long k_count, long columns, F* c, long c_stride,
                    bool add) {
     constexpr long kWidth = panel_width<F>;
-    const long panels = panels_of<F>(columns), first = panels * me.index / me.size * kWidth;
-    const long next = panels * (me.index + 1) / me.size * kWidth, end = next < columns ? next : columns;
+    const auto mine = me.stretch(panels_of<F>(columns));
+    const long first = mine.first * kWidth, end = mine.end * kWidth < columns ? mine.end * kWidth : columns;
     me.wait();
     multiply<F>(n, a, a_stride, 1, p.panels + first * k_count, kWidth, kWidth * k_count, k_count, end - first, c + first,
                 c_stride, add);
@@ -228,8 +228,8 @@ template <class F> struct Rows {
   // dW += dz' u over the rows of a chunk, but for stretches of them in which the part was idle; some units for each member.
   void weight_gradient(const Part<F>& p, const F* z, const F* u, long chunk) {
     constexpr long kWorthIt = 8;  // a product over so few rows more costs less than to begin another one
-    const long tiles = (p.rows + kTileRows - 1) / kTileRows, unit = tiles * me.index / me.size * kTileRows;
-    const long next_unit = tiles * (me.index + 1) / me.size * kTileRows, units = (next_unit < p.rows ? next_unit : p.rows) - unit;
+    const auto mine = me.stretch((p.rows + kTileRows - 1) / kTileRows);
+    const long unit = mine.first * kTileRows, end_unit = mine.end * kTileRows < p.rows ? mine.end * kTileRows : p.rows;
     z += p.row + unit;
     u += p.column;
     for (long first = 0, end; first < chunk; first = end) {
@@ -237,7 +237,7 @@ template <class F> struct Rows {
       if (p.idle[first]) continue;
       for (long row = end; row < chunk && row - end < kWorthIt; row++)
         if (!p.idle[row]) end = row + 1;
-      multiply<F>(units, z + first * z_stride, 1, z_stride, u + first * u_stride, u_stride, panel_width<F>, end - first,
+      multiply<F>(end_unit - unit, z + first * z_stride, 1, z_stride, u + first * u_stride, u_stride, panel_width<F>, end - first,
                   p.columns, dW + (p.row + unit) * W_stride + p.column, W_stride, true);
     }
   }
