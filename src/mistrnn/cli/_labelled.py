@@ -22,6 +22,7 @@ from mistrnn.tables import (
     one_label_each,
     read_labels,
     read_recordings,
+    without_point,
 )
 
 FEWEST_ROWS = 2
@@ -98,12 +99,13 @@ def targets_of(
     pieces = [np.array([one.label], dtype=object) if one.row_labels is None else one.row_labels for one in recordings]
     texts = np.concatenate(pieces)
     if known is not None:
-        meaning = {str(label): label for label in known.classes_.tolist()}
-        unknown = Counter(text for text in texts if text is not None and text not in meaning)
+        classes = {str(label): label for label in known.classes_.tolist()}
+        meaning = _meaning(set(texts.tolist()), classes)
+        unknown = Counter(text for text in texts.tolist() if text not in meaning)
         if unknown:
-            raise UsageError(_unknown_labels(recordings, pieces, unknown, list(meaning), table))
+            raise UsageError(_unknown_labels(recordings, pieces, unknown, list(classes), table))
         labels = np.empty(len(texts), dtype=object)
-        labels[:] = [None if text is None else meaning[text] for text in texts]
+        labels[:] = [meaning[text] for text in texts.tolist()]
     else:
         labels = as_classes(texts)
         _check_are_classes(labels, reading)
@@ -112,6 +114,19 @@ def targets_of(
         return labels.tolist(), counts
     edges = np.cumsum([len(one.values) for one in recordings])[:-1]
     return np.split(labels, edges), counts
+
+
+def _meaning(texts: set[str | None], classes: dict[str, Any]) -> dict[str | None, Any]:
+    """Return the class that each text means, if there is one: as it is written, else as a whole number, 1.0 for 1."""
+    alike = {without_point(name): label for name, label in classes.items()}
+    found: dict[str | None, Any] = {None: None}
+    for text in texts - {None}:
+        assert text is not None
+        if text in classes:
+            found[text] = classes[text]
+        elif without_point(text) in alike:
+            found[text] = alike[without_point(text)]
+    return found
 
 
 def _check_are_classes(labels: NDArray[Any], reading: Reading) -> None:

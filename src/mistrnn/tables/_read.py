@@ -32,13 +32,11 @@ from mistrnn.tables._csv import (
     text_of,
     wrong_count,
 )
+from mistrnn.tables._whole import Texts
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet", ".npz")
 INDEX = "__index_level_0__"
 """What pandas calls the row numbers that it writes into Parquet files."""
-
-Texts = NDArray[np.object_]
-"""Strings, None where a cell is empty."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistrnn.errors import UsageError
-from mistrnn.tables._read import SUFFIXES, SourceTable, Texts, id_of, place_of, read_table
+from mistrnn.tables._read import SUFFIXES, SourceTable, id_of, place_of, read_table
+from mistrnn.tables._whole import Texts, without_point, written_alike
 
 TIME_NAME = re.compile(
     r"(time|timestamp|seconds|datetime|date)(?![^\W\d_])|t([\W_]+(s|ms|us|ns))?[\W_]*$", re.IGNORECASE
@@ -112,6 +113,7 @@ def read_recordings(
                 f"{path}: expected the id column {reading.id_column!r}; there are {', '.join(map(repr, table.names))}."
             )
         found += _recordings_of(table, name if place.is_dir() else None, reading, labels, groups, advice, say)
+    found = _named_alike(found)
     if unnamed:
         say(f"left out columns without a name (row numbers?) in {_some([str(path) for path in unnamed])}.")
     if reading.time_column is not None:
@@ -238,6 +240,15 @@ def _recordings_of(
     return found
 
 
+def _named_alike(recordings: list[Recording]) -> list[Recording]:
+    """Return recordings whose labels and groups are written alike in all files: only the files with a gap may say 1.0."""
+    if all(one.row_labels is not None for one in recordings):
+        labels = written_alike([one.row_labels for one in recordings if one.row_labels is not None])
+        recordings = [replace(one, row_labels=own) for one, own in zip(recordings, labels, strict=True)]
+    (groups,) = written_alike([np.array([one.group for one in recordings], dtype=object)])
+    return [replace(one, group=group) for one, group in zip(recordings, groups.tolist(), strict=True)]
+
+
 def _grouped(
     table: SourceTable, name: str | None, reading: Reading, say: Say
 ) -> Iterator[tuple[str, NDArray[np.int64]]]:
@@ -249,7 +260,7 @@ def _grouped(
     if column is None or column not in table.names:
         yield name or id_of(table.path.name), np.arange(len(table))
         return
-    ids = table.texts(column)
+    (ids,) = written_alike([table.texts(column)])
     empty = np.flatnonzero(ids == None)  # noqa: E711  (compared cell by cell)
     if name is not None:  # a file of a folder
         if len(set(ids.tolist())) > 1:
@@ -308,9 +319,10 @@ def _constant(recording: Recording, values: Any, column: str, what: str) -> str 
     there = np.flatnonzero(values != None)  # noqa: E711  (compared cell by cell)
     if not len(there):
         return None
-    other = np.flatnonzero(values[there] != values[there[0]])
-    if len(other):
-        step = int(there[other[0]])
+    first = without_point(values[there[0]])  # files are written alike only when all have been read
+    others = {value for value in values[there].tolist() if without_point(value) != first}
+    if others:
+        step = next(int(k) for k in there if values[k] in others)
         raise UsageError(
             f"{recording.place(step)}, column {column!r}: expected one {what} in recording {recording.id!r}, got "
             f"{values[there[0]]!r} and {values[step]!r}."
