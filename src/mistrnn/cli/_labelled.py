@@ -24,15 +24,23 @@ from mistrnn.tables import (
     read_recordings,
     without_point,
 )
+from mistrnn.tables._csv import MISSING
 
 FEWEST_ROWS = 2
 """Of a recording that is trained on: one row alone has no past."""
 
 
 def labelled(
-    place: Path, reading: Reading, kind: Kind, labels: Path | None, *, training: bool, need_id: bool
+    place: Path,
+    reading: Reading,
+    kind: Kind,
+    labels: Path | None,
+    *,
+    training: bool,
+    need_id: bool,
+    skip: Sequence[Path] = (),
 ) -> tuple[list[Recording], Reading, LabelTable | None]:
-    """Return the recordings that have a label."""
+    """Return the recordings that have a label; what is in `skip`, and the table of labels, is none of them."""
     table = None
     if labels is not None:
         table = read_labels(
@@ -49,7 +57,7 @@ def labelled(
         groups=training and reading.group_column is not None and (table is None or table.groups is None),
         strict=training,
         need_id=need_id,
-        skip=[] if labels is None else [labels],
+        skip=[*skip, *([] if labels is None else [labels])],
         say=say,
     )
     if table is not None:
@@ -110,6 +118,8 @@ def targets_of(
         labels = as_classes(texts)
         _check_are_classes(labels, reading)
     counts = Counter(label for label in labels if label is not None)
+    if known is None:
+        _say_words_for_nothing(counts, kind)
     if kind == "recordings":
         return labels.tolist(), counts
     edges = np.cumsum([len(one.values) for one in recordings])[:-1]
@@ -145,6 +155,16 @@ def _check_are_classes(labels: NDArray[Any], reading: Reading) -> None:
             raise UsageError(
                 f"expected classes in the label column {reading.label_column!r}, words or whole numbers, got numbers such as "
                 f"{fractions[0]}. Predict numbers with --regress, or write words for them."
+            )
+
+
+def _say_words_for_nothing(counts: Counter[Any], kind: Kind) -> None:
+    """Say which classes are called by a word that other programs write where nothing is; they may be real ones."""
+    for label, count in counts.items():
+        if str(label).lower() in MISSING:
+            what = ("row" if kind == "rows" else "recording") + ("" if count == 1 else "s")
+            say(
+                f"{label!r} is learnt as a class ({count:,} {what}); leave the cell empty if it means that there is no label."
             )
 
 

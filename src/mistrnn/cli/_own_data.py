@@ -107,7 +107,7 @@ def fit_model(
     estimator.verbose, estimator.log_dir = False, None  # how it was watched is no part of a model
     with written_together(out) as place:
         estimator.save_pretrained(place)
-        save_reading(place, Kept(reading, kind, None if labels is None else _place_of_labels(labels, recordings)))
+        save_reading(place, _kept(reading, kind, labels, recordings))
     clear_report_folder(out / REPORT, force=force)  # it is about another model
     trained = (
         f"\ntrained {estimator.n_epochs_} epochs in {seconds:.0f} s, kept epoch {estimator.best_epoch_}; "
@@ -163,7 +163,7 @@ def write_predictions(model: Path, recordings: Path, out: Path, *, id_column: st
         groups=False,
         strict=False,
         need_id=id_column is not None,
-        skip=[] if kept.labels is None else [recordings / kept.labels],
+        skip=kept.skipped(recordings),
         say=say,
     )
     names, rows = _prediction_rows(estimator, found, reading)
@@ -205,7 +205,13 @@ def evaluate_model(
         label_column=label_column or kept.reading.label_column or "label",
     )
     found, reading, table = labelled(
-        recordings, reading, kept.kind, labels, training=False, need_id=id_column is not None
+        recordings,
+        reading,
+        kept.kind,
+        labels,
+        training=False,
+        need_id=id_column is not None,
+        skip=kept.skipped(recordings),
     )
     targets, _ = targets_of(found, kept.kind, table, reading, known=estimator)
     evaluation = _judged(estimator, found, targets)
@@ -275,12 +281,14 @@ def _estimator(kind: Kind, settings: dict[str, Any]) -> SequenceEstimator:
     return estimator
 
 
-def _place_of_labels(labels: Path, recordings: Path) -> str:
-    """Return where the table of labels lies in the folder of the recordings, or its name if it lies elsewhere."""
+def _kept(reading: Reading, kind: Kind, labels: Path | None, recordings: Path) -> Kept:
+    """Return what new tables are read by: with the place of the labels, if they lay among the recordings."""
+    if labels is None:
+        return Kept(reading, kind, None)
     beside, folder = labels.parent.resolve(), recordings.resolve()  # the file itself may be a link to somewhere else
     if beside.is_relative_to(folder):
-        return (beside.relative_to(folder) / labels.name).as_posix()
-    return labels.name
+        return Kept(reading, kind, (beside.relative_to(folder) / labels.name).as_posix())
+    return Kept(reading, kind, labels.name, labels_elsewhere=True)
 
 
 def _names(text: str) -> tuple[str, ...]:
