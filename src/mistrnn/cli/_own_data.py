@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistrnn.cli._app import console
-from mistrnn.cli._flags import numbers
+from mistrnn.cli._flags import names, numbers
 from mistrnn.cli._labelled import contents_of, labelled, say, targets_of
 from mistrnn.cli._model_folder import (
     ESTIMATORS,
@@ -75,7 +75,7 @@ def fit_model(
         check_outside(settings["tensorboard"], recordings, "folder", option="--tensorboard")
     check_model_folder(out, force)
     reading = Reading(
-        columns=None if columns is None else _names(columns),
+        columns=None if columns is None else names("columns", columns),
         id_column=id_column,
         time_column=time_column,
         label_column=label_column or "label",
@@ -166,9 +166,9 @@ def write_predictions(model: Path, recordings: Path, out: Path, *, id_column: st
         skip=kept.skipped(recordings),
         say=say,
     )
-    names, rows = _prediction_rows(estimator, found, reading)
+    header, rows = _prediction_rows(estimator, found, reading)
     out.parent.mkdir(parents=True, exist_ok=True)
-    save_table(out, names, rows)
+    save_table(out, header, rows)
     count = sum(len(one.values) for one in found)
     print(f"{out}: {len(found):,} recordings, {count:,} rows")
 
@@ -289,14 +289,6 @@ def _kept(reading: Reading, kind: Kind, labels: Path | None, recordings: Path) -
     if beside.is_relative_to(folder):
         return Kept(reading, kind, (beside.relative_to(folder) / labels.name).as_posix())
     return Kept(reading, kind, labels.name, labels_elsewhere=True)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if "" in names or twice:
-        raise UsageError(f"expected --columns to be names such as ax,ay,az, each once, got {text!r}.")
-    return names
 
 
 def _print_summary(recordings: Sequence[Recording], reading: Reading, classes: Counter[Any]) -> None:
