@@ -94,6 +94,24 @@ def test_column_without_a_name_is_left_out_with_a_notice(tmp_path: Path) -> None
     assert notices == [f"left out columns without a name (row numbers?) in {place}/a.csv."]
 
 
+def test_row_numbers_that_pandas_has_read_and_written_again_are_left_out(tmp_path: Path) -> None:
+    place = folder(tmp_path / "in")
+    pd.DataFrame({"x": [5, 6]}).to_csv(place / "a.csv")
+    pd.read_csv(place / "a.csv").to_csv(place / "a.csv", index=False)
+    pd.read_csv(place / "a.csv").to_parquet(place / "b.parquet")
+    (place / "c.csv").write_text("x,Unnamed: 0,Unnamed: 0.1\n7,8,9\n")
+    (place / "d.csv").write_text("x\n9\n")
+    found, used, notices = read(place)
+    assert used.columns == ("x",)
+    assert [one.values[:, 0].tolist() for one in found] == [[5, 6], [5, 6], [7], [9]]
+    places = ", ".join(str(place / name) for name in ("a.csv", "b.parquet", "c.csv"))
+    assert notices == [f"left out columns without a name (row numbers?) in {places}."]
+    (place / "d.csv").unlink()
+    found, _, notices = read(place, Reading(columns=("x", "Unnamed: 0")))  # whoever asks for it gets it
+    assert found[0].values.tolist() == [[5, 0], [6, 1]]
+    assert not notices
+
+
 @pytest.mark.parametrize(
     ("files", "reading", "expected"),
     [

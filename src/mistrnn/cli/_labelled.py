@@ -1,6 +1,5 @@
 """Recordings with what is to be learnt of them: classes, numbers, or a class for each row."""
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistrnn.cli._model_folder import Kind
+from mistrnn.cli._notices import say, say_words_for_nothing
 from mistrnn.errors import UsageError
 from mistrnn.estimators import SequenceEstimator
 from mistrnn.tables import (
@@ -24,7 +24,6 @@ from mistrnn.tables import (
     read_recordings,
     without_point,
 )
-from mistrnn.tables._csv import MISSING
 
 FEWEST_ROWS = 2
 """Of a recording that is trained on: one row alone has no past."""
@@ -119,7 +118,7 @@ def targets_of(
         _check_are_classes(labels, reading)
     counts = Counter(label for label in labels if label is not None)
     if known is None:
-        _say_words_for_nothing(counts, kind)
+        say_words_for_nothing(counts, kind)
     if kind == "recordings":
         return labels.tolist(), counts
     edges = np.cumsum([len(one.values) for one in recordings])[:-1]
@@ -158,16 +157,6 @@ def _check_are_classes(labels: NDArray[Any], reading: Reading) -> None:
             )
 
 
-def _say_words_for_nothing(counts: Counter[Any], kind: Kind) -> None:
-    """Say which classes are called by a word that other programs write where nothing is; they may be real ones."""
-    for label, count in counts.items():
-        if str(label).lower() in MISSING:
-            what = ("row" if kind == "rows" else "recording") + ("" if count == 1 else "s")
-            say(
-                f"{label!r} is learnt as a class ({count:,} {what}); leave the cell empty if it means that there is no label."
-            )
-
-
 def _unknown_labels(
     recordings: Sequence[Recording],
     pieces: Sequence[NDArray[Any]],
@@ -196,7 +185,3 @@ def contents_of(recordings: Sequence[Recording], kind: Kind) -> list[Counter[Any
         for one in recordings
         if one.row_labels is not None
     ]
-
-
-def say(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr, flush=True)

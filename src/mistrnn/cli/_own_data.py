@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mistrnn.cli._app import console
 from mistrnn.cli._flags import names, numbers
-from mistrnn.cli._labelled import contents_of, labelled, say, targets_of
+from mistrnn.cli._labelled import contents_of, labelled, targets_of
 from mistrnn.cli._model_folder import (
     ESTIMATORS,
     REPORT,
@@ -26,6 +26,7 @@ from mistrnn.cli._model_folder import (
     load_model,
     save_reading,
 )
+from mistrnn.cli._notices import say, say_doubtful_inputs, say_untested_classes
 from mistrnn.cli._progress import stop_on_ctrl_c
 from mistrnn.errors import UsageError
 from mistrnn.estimators import FrameLabeler, SequenceClassifier, SequenceEstimator, SequenceRegressor
@@ -99,8 +100,8 @@ def fit_model(
         held = hold_out(test_share, contents_of(found, kind), groups, settings["seed"])
     train_on, test_on = np.flatnonzero(~held), np.flatnonzero(held)
     _print_split(found, train_on, test_on, group_column)
-    _say_untested_classes(contents_of(found, kind), held, group_column)
-    _say_constant_channels([found[k] for k in train_on], reading)
+    say_untested_classes(contents_of(found, kind), held, group_column)
+    say_doubtful_inputs([found[k] for k in train_on], reading)
     learnt = [found[k] for k in train_on]
     stopped, seconds = _train(estimator, learnt, [targets[k] for k in train_on], kind, group_column)
     estimator.channel_names_ = list(reading.columns or ())
@@ -316,29 +317,6 @@ def _print_split(
 
     print(f"trained on: {len(train_on):,} recordings{whose(train_on)}")
     print(f"held out:   {len(test_on):,} recordings{whose(test_on)}", flush=True)
-
-
-def _say_untested_classes(contents: Sequence[Counter[Any]], held: NDArray[np.bool_], group_column: str | None) -> None:
-    tested = {label for content, out in zip(contents, held, strict=True) for label in content if out}
-    missing = sorted({label for content in contents for label in content} - tested)
-    if held.any() and missing:
-        why = "too few recordings have it" if group_column is None else f"no {group_column} that was held out has any"
-        say(f"nothing that was held out is {', '.join(missing)}: {why}, so it is not judged.")
-
-
-def _say_constant_channels(recordings: Sequence[Recording], reading: Reading) -> None:
-    lowest = np.min([one.values.min(0) for one in recordings], axis=0)
-    highest = np.max([one.values.max(0) for one in recordings], axis=0)
-    constant = [name for name, same in zip(reading.columns or (), lowest == highest, strict=True) if same]
-    if constant:
-        say(f"always the same in the training part, so nothing can be learnt from it: {', '.join(constant)}.")
-    within = np.all([(one.values == one.values[0]).all(0) for one in recordings], axis=0)
-    fixed = [name for name, same in zip(reading.columns or (), within, strict=True) if same and name not in constant]
-    if fixed:
-        say(
-            f"the same throughout each recording: {', '.join(fixed)}. As an input, such a column may give away whose a "
-            "recording is; choose the inputs with --columns, and say whose they are with --group-column."
-        )
 
 
 def _train(

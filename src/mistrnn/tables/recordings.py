@@ -20,6 +20,8 @@ TIME_NAME = re.compile(
 )
 """What the name of a time column begins with: such a word, as in `Time (s)` but not `timer`, or t alone or with a unit, as in
 `t_ms`. With anything else behind it, as in t1 or t_room, a t may well be a temperature."""
+ROW_NUMBERS = re.compile(r"Unnamed: [0-9.]+")
+"""What pandas calls a column without a name, such as the row numbers that it writes, after reading it."""
 CHOOSE_COLUMNS = "Choose the columns to read with --columns."
 LARGEST = 1e30
 """What is larger is no measurement, and overflows in the network."""
@@ -91,7 +93,8 @@ def read_recordings(
     """
     found: list[Recording] = []
     origin: Path | None = None
-    advice = CHOOSE_COLUMNS if reading.columns is None else ""  # else they were chosen, or are a model's
+    chosen = reading.columns is not None  # or a model's
+    advice = "" if chosen else CHOOSE_COLUMNS
     if advice and place.is_file() and not need_id:
         advice += " If one of them names the recording of each row, say so with --id-column."
     files: dict[str, Path] = {}
@@ -101,7 +104,7 @@ def read_recordings(
             raise UsageError(f"expected one file for each recording, got two of {name!r}: {files[name]} and {path}.")
         files[name] = path
         table = read_table(path)
-        if table.unnamed:
+        if table.unnamed or (not chosen and any(map(ROW_NUMBERS.fullmatch, _others(table, reading)))):
             unnamed.append(path)
         if reading.columns is None:
             reading = replace(reading, columns=_inputs(table, reading))
@@ -163,8 +166,7 @@ def _files(place: Path, skip: Sequence[Path], say: Say) -> Iterator[tuple[str, P
 
 def _inputs(table: SourceTable, reading: Reading) -> tuple[str, ...]:
     """Return the columns that are nothing else."""
-    others = {reading.id_column, reading.time_column, reading.label_column, reading.group_column}
-    names = tuple(name for name in table.names if name not in others)
+    names = tuple(name for name in _others(table, reading) if not ROW_NUMBERS.fullmatch(name))
     if not names:
         raise UsageError(f"{table.path}: expected columns to read, got only {', '.join(table.names)}.")
     times = [name for name in names if TIME_NAME.match(name)]
@@ -177,12 +179,18 @@ def _inputs(table: SourceTable, reading: Reading) -> tuple[str, ...]:
     return names
 
 
+def _others(table: SourceTable, reading: Reading) -> list[str]:
+    """Return the columns that are not id, time, label or group."""
+    spoken_of = {reading.id_column, reading.time_column, reading.label_column, reading.group_column}
+    return [name for name in table.names if name not in spoken_of]
+
+
 def _check_same_columns(table: SourceTable, origin: Path, reading: Reading) -> None:
-    others = {reading.id_column, reading.time_column, reading.label_column, reading.group_column}
-    more = [name for name in table.names if name not in others and name not in (reading.columns or ())]
+    known = reading.columns or ()
+    more = [name for name in _others(table, reading) if name not in known and not ROW_NUMBERS.fullmatch(name)]
     if more:
         raise UsageError(
-            f"{table.path}: expected the columns of {origin}, which are {', '.join(reading.columns or ())}, got {_some(more)} "
+            f"{table.path}: expected the columns of {origin}, which are {', '.join(known)}, got {_some(more)} "
             f"as well. {CHOOSE_COLUMNS}"
         )
 
