@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from mistrnn.cli._app import write_every_letter
 from mistrnn.cli._model_folder import load_model
 from mistrnn.errors import UsageError
 from mistrnn.tables._csv import DELIMITERS, MISSING, delimiter_of, is_number, number_of
@@ -114,8 +115,7 @@ def answer_lines(model: Path, *, skip_bad: bool) -> int:
     """Answer every line of standard input on standard output until either ends; return the exit status."""
     if sys.stdin is None or sys.stdout is None:
         raise UsageError("expected open standard input and output: rows come from the one, answers go to the other.")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")  # as what is read, wherever this runs
+    write_every_letter(sys.stdout, encoding="utf-8")  # as what is read, wherever this runs
     estimator, kept = load_model(model)
     try:
         live = estimator.stream()
