@@ -136,6 +136,10 @@ def test_output_among_the_recordings_is_refused(mist: Mist, tmp_path: Path, fitt
         (["--test-share", "1"], "expected --test-share from 0 to below 1, got 1.0."),
         (["--seed", "-1"], "expected --seed between 0 and 2^31 - 1, got -1."),
         (["--columns", "a,a"], "names such as ax,ay,az, each once, those with a comma in quotes, got 'a,a'."),
+        (
+            ["--per-recording"],
+            "expected no --per-recording with --labels, because a table has one label for each recording",
+        ),
         (["--columns", "a,"], "expected --columns to be names such as ax,ay,az, each once"),
         (["--columns", ""], "expected --columns to be names such as ax,ay,az, each once"),
         (["--columns", 'a,"b'], "those with a comma in quotes, got 'a,\"b'."),

@@ -230,6 +230,10 @@ def _kind(labels: Path | None, label_column: str | None, per_recording: bool, re
         raise UsageError(
             "expected labels: --labels TABLE with one for each recording, or --label-column NAME, a column of the recordings."
         )
+    if labels is not None and per_recording:
+        raise UsageError(
+            "expected no --per-recording with --labels, because a table has one label for each recording anyway."
+        )
     if labels is not None:
         return "numbers" if regress else "recordings"
     return "recordings" if per_recording else "rows"
