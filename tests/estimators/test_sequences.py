@@ -84,6 +84,8 @@ def test_labels_of_steps_that_do_not_fit_are_refused() -> None:
         FrameLabeler().fit(X, np.full((40, 15), np.nan))
     with pytest.raises(ValueError, match=r"expected classes as labels, got numbers such as 0\.5"):
         FrameLabeler().fit(X, np.full((40, 15), 0.5))
+    with pytest.raises(ValueError, match=r"expected 15 labels for case 0, one for each step, got an array \[15, 2\]"):
+        FrameLabeler().fit(X, [[np.zeros(2)] * 15] * 40)
     mixed = np.array([["a", 1] * 7 + ["a"]] * 40, dtype=object)
     with pytest.raises(ValueError, match="expected labels of one type, got int and str"):
         FrameLabeler().fit(X, mixed)

@@ -111,7 +111,8 @@ def label_array(labels: Any) -> NDArray[Any]:
         return _of_python(np.asarray(labels))
     plain = [label.item() if isinstance(label, np.generic) else label for label in labels]
     kinds = {type(label) for label in plain}
-    if kinds <= {int, float} or (len(kinds) == 1 and not any(map(is_missing, plain))) or any(map(np.ndim, plain)):
+    nested = any(isinstance(label, list | tuple) or getattr(label, "ndim", 0) for label in plain)
+    if nested or kinds <= {int, float} or (len(kinds) == 1 and not any(map(is_missing, plain))):
         return np.asarray(labels)
     found = np.empty(len(plain), dtype=object)
     found[:] = plain
