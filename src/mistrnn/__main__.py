@@ -14,6 +14,8 @@ def main() -> None:
         if error.name is None or error.name.startswith("mistrnn"):
             raise
         sys.exit(f"mist: the command needs {error.name}, which is not installed: pip install 'mistrnn[experiments]'")
+    except KeyboardInterrupt:  # nothing has begun yet
+        sys.exit(130)
     run()
 
 

@@ -52,6 +52,7 @@ def test_paths_are_shown_and_written(mist: Mist, tmp_path: Path) -> None:
             ["paths", "--tau", "5", "--delays", "a"],
             "expected --delays to be a number or a list such as 1,2,4, got 'a'.",
         ),
+        (["paths", "--tau", "5", "--suggest", "2", "--delays", "3"], "expected --delays or --suggest, not both"),
         (["paths", "--tau", "5", "--suggest", "0"], "suggest_delays: expected count to be a whole number >= 1, got 0."),
         (["paths", "--tau", "5", "--csv", "no/such/folder.csv"], "cannot write no/such/folder.csv"),
         (

@@ -190,10 +190,13 @@ def test_inputs_are_standardised_by_the_training_part_alone(mist: Mist, tmp_path
 def test_inputs_that_tell_nothing_or_too_much_are_said(mist: Mist, tmp_path: Path) -> None:
     data = write_folder(tmp_path / "in", columns=("a",))
     for number, path in enumerate(sorted(data.glob("0*.csv"))):
-        pd.read_csv(path).assign(still=5, age=number).to_csv(path, index=False)
+        table = pd.read_csv(path)
+        table.assign(still=5, age=number, sample=range(len(table))).to_csv(path, index=False)
     _, _, err = mist("fit", data, "--labels", data / "labels.csv", "--out", tmp_path / "m", *SMALL)
     assert "note: always the same in the training part, so nothing can be learnt from it: still." in err
     assert "note: the same throughout each recording: age." in err
+    assert "note: rises from row to row in every recording, as a clock or a row number does: sample." in err
+    assert "leave it out with --time-column, or choose the others with --columns." in err
 
 
 def test_classes_that_are_too_rare_to_be_held_out_are_said(mist: Mist, tmp_path: Path) -> None:

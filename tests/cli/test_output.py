@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tests.cli.recordings import SMALL
@@ -50,6 +51,23 @@ def test_fit_saves_model_and_report_if_the_reader_leaves_during_training(
     assert err.splitlines()[-1] == "mist: cannot write to standard output: Broken pipe."
     assert "Traceback" not in err
     assert {path.name for path in model.iterdir()} == {"config.json", "model.safetensors", "reading.json", "report"}
+
+
+def test_letters_that_the_terminal_lacks_are_written_by_their_numbers(
+    fitted: tuple[Path, Path], tmp_path: Path
+) -> None:
+    labels = pd.read_csv(fitted[1] / "labels.csv", dtype=str).replace({"label": {"01": "läuft"}})
+    labels.to_csv(tmp_path / "labels.csv", index=False)
+    data = tmp_path / "in"
+    data.mkdir()
+    for path in fitted[1].glob("0*.csv"):
+        (data / path.name).write_bytes(path.read_bytes())
+    fit = command("fit", data, "--labels", tmp_path / "labels.csv", "--columns", "a", "--out", tmp_path / "m", *SMALL)
+    environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(fit, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "2 classes: 02 12, l\\xe4uft 12" in done.stdout
+    assert "läuft" in (tmp_path / "m" / "report" / "predictions.csv").read_text(encoding="utf-8")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full is there on Linux")

@@ -135,7 +135,14 @@ def test_output_among_the_recordings_is_refused(mist: Mist, tmp_path: Path, fitt
         (["--piece-length", "10"], "expected no --piece-length, because it is for labels of rows"),
         (["--test-share", "1"], "expected --test-share from 0 to below 1, got 1.0."),
         (["--seed", "-1"], "expected --seed between 0 and 2^31 - 1, got -1."),
-        (["--columns", "a,a"], "expected --columns to be names such as ax,ay,az, each once, got 'a,a'."),
+        (["--columns", "a,a"], "names such as ax,ay,az, each once, those with a comma in quotes, got 'a,a'."),
+        (
+            ["--per-recording"],
+            "expected no --per-recording with --labels, because a table has one label for each recording",
+        ),
+        (["--columns", "a,"], "expected --columns to be names such as ax,ay,az, each once"),
+        (["--columns", ""], "expected --columns to be names such as ax,ay,az, each once"),
+        (["--columns", 'a,"b'], "those with a comma in quotes, got 'a,\"b'."),
         (
             ["--columns", "a,t", "--time-column", "t"],
             "expected --columns without 't', because it is the time column, not an",

@@ -179,6 +179,24 @@ def test_stream_reads_the_delimiters_that_tables_have(
     assert lines.splitlines()[2:] == expected[1].splitlines()[1:]
 
 
+def test_names_with_commas_are_read_and_chosen(mist: Mist, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names, data, model = ["a (m/s, cal)", "b (m/s, cal)", "c"], tmp_path / "in", tmp_path / "model"
+    data.mkdir()
+    random = np.random.default_rng(0)
+    for number in range(4):
+        pd.DataFrame(random.normal(size=(9, 3)), columns=names).to_csv(data / f"{number}.csv", sep=";", index=False)
+    (tmp_path / "labels.csv").write_text("id,label\n0,u\n1,v\n2,u\n3,v\n")
+    flags = ["--labels", tmp_path / "labels.csv", "--hidden", 4, "--epochs", 1, "--test-share", 0, "--out", model]
+    status, out, err = mist("fit", data, *flags, "--columns", '"a (m/s, cal)", c')
+    assert status == 0, err
+    assert "inputs: a (m/s, cal), c" in out
+    text = (data / "0.csv").read_bytes()
+    expected = streamed(mist, monkeypatch, model, text)
+    assert (expected[0], expected[2], len(expected[1].splitlines())) == (0, "", 10)
+    pd.read_csv(data / "0.csv", sep=";")[["c", "a (m/s, cal)"]].to_csv(tmp_path / "quoted.csv", index=False)
+    assert streamed(mist, monkeypatch, model, (tmp_path / "quoted.csv").read_bytes()) == expected
+
+
 @pytest.mark.parametrize("name", ["stdin", "stdout"])
 def test_stream_without_input_or_output_is_one_message(
     monkeypatch: pytest.MonkeyPatch, fitted: tuple[Path, Path], name: str

@@ -319,6 +319,19 @@ def test_missing_packages_are_named_with_the_extra(monkeypatch: pytest.MonkeyPat
         __main__.main()
 
 
+def test_ctrl_c_while_the_command_is_imported_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    importing = builtins.__import__
+
+    def interrupted(name: str, *rest: Any) -> Any:
+        if name == "mistrnn.cli":
+            raise KeyboardInterrupt
+        return importing(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", interrupted)
+    with pytest.raises(SystemExit, match=r"^130$"):
+        __main__.main()
+
+
 def start(folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "mistrnn", "sweep", "copy", *SMALL, "--steps", "100000", "--trials", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -84,6 +84,8 @@ def test_labels_of_steps_that_do_not_fit_are_refused() -> None:
         FrameLabeler().fit(X, np.full((40, 15), np.nan))
     with pytest.raises(ValueError, match=r"expected classes as labels, got numbers such as 0\.5"):
         FrameLabeler().fit(X, np.full((40, 15), 0.5))
+    with pytest.raises(ValueError, match=r"expected 15 labels for case 0, one for each step, got an array \[15, 2\]"):
+        FrameLabeler().fit(X, [[np.zeros(2)] * 15] * 40)
     mixed = np.array([["a", 1] * 7 + ["a"]] * 40, dtype=object)
     with pytest.raises(ValueError, match="expected labels of one type, got int and str"):
         FrameLabeler().fit(X, mixed)
@@ -277,3 +279,43 @@ def test_a_case_without_a_group_is_named() -> None:
     x, groups = np.random.RandomState(0).randn(6, 5), ["a", "b", None, "a", "b", "a"]
     with pytest.raises(ValueError, match="expected a group for every case, got none for case 2"):
         SequenceClassifier(hidden_size=4, max_epochs=1, early_stopping=True).fit(x, [0, 1] * 3, groups=groups)
+
+
+@pytest.mark.parametrize("gap", [float("nan"), np.float64("nan"), None, pd.NA])
+@pytest.mark.parametrize("classes", [("high", "low"), (True, False), (1, 0)])
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_gaps_in_lists_are_no_class_and_not_wrong(gap: Any, classes: tuple[Any, Any], kind: type) -> None:
+    full = [[classes[0] if value > 0 else classes[1] for value in case] for case in X[:, 0]]
+    y = [kind([gap, *row[1:]]) for row in full]
+    model = FrameLabeler(hidden_size=2, max_epochs=1, random_state=0).fit(X, y)
+    assert model.classes_.tolist() == sorted(classes)
+    assert [type(label) for label in model.classes_.tolist()] == [type(classes[0])] * 2
+    rights = [(np.array(row[1:]) == own[1:]).mean() for row, own in zip(model.predict(X), full, strict=True)]
+    assert model.score(X, y) == pytest.approx(np.mean(rights))
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (["a", float("nan")], "expected a label for every case, got none for case 1"),
+        (("a", None), "expected a label for every case, got none for case 1"),
+        ([True, float("nan")], "expected a label for every case, got none for case 1"),
+        ([1, float("nan")], "y contains NaN"),
+        (["a", 1], "SequenceClassifier: expected labels of one type, got int and str"),
+        ([np.str_("a"), np.int64(1)], "SequenceClassifier: expected labels of one type, got int and str"),
+        (np.array(["a", 1], dtype=object), "SequenceClassifier: expected labels of one type, got int and str"),
+        ([True, 1], "SequenceClassifier: expected labels of one type, got bool and int"),
+    ],
+)
+def test_labels_of_cases_that_are_none_or_mixed_are_named(labels: Any, message: str) -> None:
+    y = np.tile(labels, 20) if isinstance(labels, np.ndarray) else labels * 20
+    with pytest.raises(ValueError, match=message):
+        SequenceClassifier(max_epochs=1).fit(X, y)
+    model = SequenceClassifier(hidden_size=2, max_epochs=1).fit(X, Y)
+    with pytest.raises(ValueError, match=message):
+        model.score(X, y)
+
+
+def test_labels_of_steps_in_a_list_of_mixed_types_are_refused() -> None:
+    with pytest.raises(ValueError, match="FrameLabeler: expected labels of one type, got int and str"):
+        FrameLabeler().fit(X, [["a", 1] * 7 + ["a"]] * 40)

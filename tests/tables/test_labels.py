@@ -85,3 +85,14 @@ def test_id_column_of_the_recordings_may_have_another_name_unless_it_was_asked_f
         UsageError, match=r"expected a column 'rec' with the recordings' ids; there are 'file', 'label'"
     ):
         table(tmp_path, "file,label\na,1\n", id_column="rec", need_id=True)
+
+
+def test_labels_groups_and_ids_of_a_table_may_have_gotten_a_point_from_a_gap(tmp_path: Path) -> None:
+    labels = table(tmp_path, "id,label,who\n1.0,1.0,4.0\n2.0,2.0,5\n3.0,,5\n", group_column="who")
+    found = give_labels(recordings("1", "2", "3.0"), labels, print)
+    assert [(one.label, one.group) for one in found] == [("1", "4"), ("2", "5"), (None, "5")]
+    with pytest.raises(UsageError, match=r"line 3: expected every recording once, got '1' again; it was in .*line 2"):
+        give_labels(recordings("1"), table(tmp_path, "id,label\n1,a\n1.0,b\n"), print)
+    numbers = table(tmp_path, "id,label\n1.0,high\n")
+    with pytest.raises(UsageError, match=r"line 2, column 'label': expected a number, because of --regress"):
+        as_numbers(give_labels(recordings("1"), numbers, print), numbers)

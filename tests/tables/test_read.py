@@ -102,6 +102,8 @@ def test_many_quotes_take_no_longer_than_they_are_many(tmp_path: Path) -> None:
         ('x;a;b;c\nu;1;2;"o\nv;3;4;p"\n', r"a\.csv, line 2: a quote begins here and ends in a later row"),
         ("x,y\n1,2\n\n3\n", r"a\.csv, line 4: expected 2 cells, .* got 1\. Is the file truncated\?"),
         ("x,y\n1,2\n3,4,5\n", r"a\.csv, line 3: expected 2 cells, .* got 3\. Put text with a comma into quotes"),
+        ("sep=;\nx;y\n1;2\n", r"a\.csv, line 1: expected the names .* got 'sep=;', .*: remove the first line\.$"),
+        ('"sep=,"\nx,y\n1,2\n', r"a\.csv, line 1: .*: remove the first line\.$"),
         ("x\0y\n", r"a\.csv: expected text, got a file with zero bytes"),
     ],
 )
@@ -116,8 +118,19 @@ def test_cell_that_is_no_number_is_named(tmp_path: Path) -> None:
         UsageError, match=r"a\.csv, line 3, column 'y': expected a number, got '4,5'\. Write decimals with a point\.$"
     ):
         table.numbers("y")
-    with pytest.raises(UsageError, match=r"got '4,5'\. Write decimals with a point\. Leave it out\.$"):
-        table.numbers("y", "Leave it out.")
+    with pytest.raises(UsageError, match=r"got '4,5'\. Write decimals with a point\.$"):
+        table.numbers("y", "Leave it out.")  # it would be bad advice
+    with pytest.raises(UsageError, match=r"line 2, column 'y': expected a number, got 'a,b'\. Leave it out\.$"):
+        read_table(write(tmp_path / "b.csv", "x;y\n1;a,b\n")).numbers("y", "Leave it out.")
+
+
+@pytest.mark.parametrize("cells", ["0,1\n0,2", "2026-01-31 12:00:00,5\n2026-01-31 12:00:01,5"])
+def test_decimal_comma_of_a_time_is_named(tmp_path: Path, cells: str) -> None:
+    table = read_table(write(tmp_path / "a.csv", "t;x\n" + "".join(f"{cell};1\n" for cell in cells.split("\n"))))
+    with pytest.raises(
+        UsageError, match=r"line 2, column 't': expected a time, .*,\d'\. Write decimals with a point\.$"
+    ):
+        table.times("t")
 
 
 def test_other_encodings_are_named(tmp_path: Path) -> None:

@@ -94,6 +94,24 @@ def test_column_without_a_name_is_left_out_with_a_notice(tmp_path: Path) -> None
     assert notices == [f"left out columns without a name (row numbers?) in {place}/a.csv."]
 
 
+def test_row_numbers_that_pandas_has_read_and_written_again_are_left_out(tmp_path: Path) -> None:
+    place = folder(tmp_path / "in")
+    pd.DataFrame({"x": [5, 6]}).to_csv(place / "a.csv")
+    pd.read_csv(place / "a.csv").to_csv(place / "a.csv", index=False)
+    pd.read_csv(place / "a.csv").to_parquet(place / "b.parquet")
+    (place / "c.csv").write_text("x,Unnamed: 0,Unnamed: 0.1\n7,8,9\n")
+    (place / "d.csv").write_text("x\n9\n")
+    found, used, notices = read(place)
+    assert used.columns == ("x",)
+    assert [one.values[:, 0].tolist() for one in found] == [[5, 6], [5, 6], [7], [9]]
+    places = ", ".join(str(place / name) for name in ("a.csv", "b.parquet", "c.csv"))
+    assert notices == [f"left out columns without a name (row numbers?) in {places}."]
+    (place / "d.csv").unlink()
+    found, _, notices = read(place, Reading(columns=("x", "Unnamed: 0")))  # whoever asks for it gets it
+    assert found[0].values.tolist() == [[5, 0], [6, 1]]
+    assert not notices
+
+
 @pytest.mark.parametrize(
     ("files", "reading", "expected"),
     [
@@ -218,3 +236,25 @@ def test_rows_are_read_fast_enough_for_millions(tmp_path: Path) -> None:
     found, _, _ = read(tmp_path / "long.csv", Reading(id_column="id", time_column="t"))
     assert (time.process_time() - started) * 10 < 30  # so many seconds for a million
     assert len(found) == 1000
+
+
+def test_whole_numbers_are_the_same_label_and_group_in_files_with_and_without_a_gap(tmp_path: Path) -> None:
+    place = folder(tmp_path / "in")
+    pd.DataFrame({"x": [1, 2], "label": [1, None], "who": [4, 4]}).to_csv(place / "a.csv", index=False)
+    pd.DataFrame({"x": [1, 2], "label": [1, 2], "who": [4, None]}).to_csv(place / "b.csv", index=False)
+    found, _, _ = read(place, Reading(label_column="label", group_column="who"), labels=True, groups=True)
+    assert [one.row_labels.tolist() for one in found if one.row_labels is not None] == [["1", None], ["1", "2"]]
+    assert [one.group for one in found] == ["4", "4"]
+
+
+def test_numbers_with_a_point_stay_words_where_one_of_any_file_is_not_whole(tmp_path: Path) -> None:
+    place = folder(tmp_path / "in", a="x,label,who\n1,1.0,2.0\n", b="x,label,who\n1,1.1,u\n")
+    found, _, _ = read(place, Reading(label_column="label", group_column="who"), labels=True, groups=True)
+    assert [one.row_labels.tolist() for one in found if one.row_labels is not None] == [["1.0"], ["1.1"]]
+    assert [one.group for one in found] == ["2.0", "u"]
+
+
+def test_long_table_may_write_a_whole_number_in_two_ways(tmp_path: Path) -> None:
+    path = folder(tmp_path, long="rec,x,who\n1,2,7\n1.0,3,7.0\n2.0,4,8\n") / "long.csv"
+    found, _, _ = read(path, Reading(id_column="rec", group_column="who"), groups=True)
+    assert [(one.id, one.group, len(one.values)) for one in found] == [("1", "7", 2), ("2", "8", 1)]

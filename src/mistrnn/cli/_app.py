@@ -1,5 +1,6 @@
 """The command itself: its groups of commands, its version, and how it ends."""
 
+import io
 import os
 import sys
 from typing import Annotated, TextIO
@@ -34,6 +35,8 @@ def run() -> None:
     The status is 1 where standard output cannot be written: a full disk, or a reader who has left.
     """
     output = sys.stdout  # typer puts another in its place when a pipe breaks
+    write_every_letter(sys.stdout)
+    write_every_letter(sys.stderr)
     try:
         app()
     except UsageError as error:
@@ -50,6 +53,12 @@ def run() -> None:
         if isinstance(ending, SystemExit):
             leave(ending.code if isinstance(ending.code, int) else 0 if ending.code is None else 1)
         raise
+
+
+def write_every_letter(output: TextIO | None, encoding: str | None = None) -> None:
+    """Let letters that an output's encoding lacks be written by their numbers, instead of ending the command."""
+    if isinstance(output, io.TextIOWrapper):
+        output.reconfigure(encoding=encoding, errors="backslashreplace")
 
 
 def _write_failure(output: TextIO | None, ending: BaseException) -> OSError | None:

@@ -1,5 +1,6 @@
 """The flags that several commands share."""
 
+import csv
 from pathlib import Path
 from typing import Annotated
 
@@ -91,3 +92,16 @@ def numbers(name: str, text: str) -> int | list[int]:
     except ValueError:
         raise UsageError(f"expected --{name} to be a number or a list such as 1,2,4, got {text!r}.") from None
     return values if "," in text else values[0]
+
+
+def names(option: str, text: str) -> tuple[str, ...]:
+    """Return the names that a flag holds, a line of CSV: a name with a comma stands in quotes."""
+    try:
+        found = tuple(name.strip() for name in next(csv.reader([text], skipinitialspace=True, strict=True)))
+    except csv.Error:
+        found = ()
+    if not found or "" in found or len(set(found)) < len(found):
+        raise UsageError(
+            f"expected --{option} to be names such as ax,ay,az, each once, those with a comma in quotes, got {text!r}."
+        )
+    return found

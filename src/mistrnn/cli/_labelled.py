@@ -1,6 +1,5 @@
 """Recordings with what is to be learnt of them: classes, numbers, or a class for each row."""
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistrnn.cli._model_folder import Kind
+from mistrnn.cli._notices import say, say_words_for_nothing
 from mistrnn.errors import UsageError
 from mistrnn.estimators import SequenceEstimator
 from mistrnn.tables import (
@@ -22,6 +22,7 @@ from mistrnn.tables import (
     one_label_each,
     read_labels,
     read_recordings,
+    without_point,
 )
 
 FEWEST_ROWS = 2
@@ -29,9 +30,16 @@ FEWEST_ROWS = 2
 
 
 def labelled(
-    place: Path, reading: Reading, kind: Kind, labels: Path | None, *, training: bool, need_id: bool
+    place: Path,
+    reading: Reading,
+    kind: Kind,
+    labels: Path | None,
+    *,
+    training: bool,
+    need_id: bool,
+    skip: Sequence[Path] = (),
 ) -> tuple[list[Recording], Reading, LabelTable | None]:
-    """Return the recordings that have a label."""
+    """Return the recordings that have a label; what is in `skip`, and the table of labels, is none of them."""
     table = None
     if labels is not None:
         table = read_labels(
@@ -48,7 +56,7 @@ def labelled(
         groups=training and reading.group_column is not None and (table is None or table.groups is None),
         strict=training,
         need_id=need_id,
-        skip=[] if labels is None else [labels],
+        skip=[*skip, *([] if labels is None else [labels])],
         say=say,
     )
     if table is not None:
@@ -98,20 +106,36 @@ def targets_of(
     pieces = [np.array([one.label], dtype=object) if one.row_labels is None else one.row_labels for one in recordings]
     texts = np.concatenate(pieces)
     if known is not None:
-        meaning = {str(label): label for label in known.classes_.tolist()}
-        unknown = Counter(text for text in texts if text is not None and text not in meaning)
+        classes = {str(label): label for label in known.classes_.tolist()}
+        meaning = _meaning(set(texts.tolist()), classes)
+        unknown = Counter(text for text in texts.tolist() if text not in meaning)
         if unknown:
-            raise UsageError(_unknown_labels(recordings, pieces, unknown, list(meaning), table))
+            raise UsageError(_unknown_labels(recordings, pieces, unknown, list(classes), table))
         labels = np.empty(len(texts), dtype=object)
-        labels[:] = [None if text is None else meaning[text] for text in texts]
+        labels[:] = [meaning[text] for text in texts.tolist()]
     else:
         labels = as_classes(texts)
         _check_are_classes(labels, reading)
     counts = Counter(label for label in labels if label is not None)
+    if known is None:
+        say_words_for_nothing(counts, kind)
     if kind == "recordings":
         return labels.tolist(), counts
     edges = np.cumsum([len(one.values) for one in recordings])[:-1]
     return np.split(labels, edges), counts
+
+
+def _meaning(texts: set[str | None], classes: dict[str, Any]) -> dict[str | None, Any]:
+    """Return the class that each text means, if there is one: as it is written, else as a whole number, 1.0 for 1."""
+    alike = {without_point(name): label for name, label in classes.items()}
+    found: dict[str | None, Any] = {None: None}
+    for text in texts - {None}:
+        assert text is not None
+        if text in classes:
+            found[text] = classes[text]
+        elif without_point(text) in alike:
+            found[text] = alike[without_point(text)]
+    return found
 
 
 def _check_are_classes(labels: NDArray[Any], reading: Reading) -> None:
@@ -161,7 +185,3 @@ def contents_of(recordings: Sequence[Recording], kind: Kind) -> list[Counter[Any
         for one in recordings
         if one.row_labels is not None
     ]
-
-
-def say(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr, flush=True)

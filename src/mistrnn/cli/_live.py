@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from mistrnn.cli._app import write_every_letter
 from mistrnn.cli._model_folder import load_model
 from mistrnn.errors import UsageError
-from mistrnn.tables._csv import MISSING, delimiter_of, is_number, number_of
+from mistrnn.tables._csv import DELIMITERS, MISSING, delimiter_of, is_number, number_of
 from mistrnn.tables.recordings import LARGEST
 
 LONGEST_LINE = 2**20
@@ -52,8 +53,8 @@ class Rows:
     def row(self, line: str) -> list[float] | None:
         """Return the numbers of a line, None if it names the columns."""
         try:
-            delimiter = delimiter_of(line) if self._first else self._delimiter
-            cells = [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter))]
+            delimiter = self._delimiter_of_first(line) if self._first else self._delimiter
+            cells = _cells(line, delimiter)
         except csv.Error as error:
             raise BadLineError(f"not readable as CSV ({error}).") from None
         named = not self.names_are_numbers and not all(is_number(cell) for cell in cells)
@@ -65,6 +66,18 @@ class Rows:
         numbers = [self._number(place, cells[place]) for place in self._places]
         self._first, self._delimiter = False, delimiter
         return numbers
+
+    def _delimiter_of_first(self, line: str) -> str:
+        """Return what separates the cells of a first line: what finds most of the model's columns, whose names may have commas.
+
+        A file is judged by its second line, too, but that has not come yet.
+        """
+
+        def named(delimiter: str) -> int:
+            cells = _cells(line, delimiter)
+            return sum(name in cells for name in self._columns)
+
+        return max((delimiter_of(line), *DELIMITERS), key=named)
 
     def _take_names(self, cells: list[str]) -> bool:
         """Take the names of the columns from a line; return whether it holds them."""
@@ -102,8 +115,7 @@ def answer_lines(model: Path, *, skip_bad: bool) -> int:
     """Answer every line of standard input on standard output until either ends; return the exit status."""
     if sys.stdin is None or sys.stdout is None:
         raise UsageError("expected open standard input and output: rows come from the one, answers go to the other.")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")  # as what is read, wherever this runs
+    write_every_letter(sys.stdout, encoding="utf-8")  # as what is read, wherever this runs
     estimator, kept = load_model(model)
     try:
         live = estimator.stream()
@@ -186,6 +198,10 @@ def _write(cells: list[object]) -> None:
     csv.writer(text, lineterminator="").writerow(cells)
     sys.stdout.write(text.getvalue() + "\n")
     sys.stdout.flush()
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    return [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter))]
 
 
 def _short(text: str, most: int = 60) -> str:

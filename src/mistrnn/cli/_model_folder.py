@@ -32,8 +32,12 @@ class Kept:
     reading: Reading
     kind: Kind
     labels: str | None
-    """The file with the labels, if they had one: its place among the recordings, or its name if it was elsewhere. A file in
-    the same place among new recordings is none of them."""
+    """The file with the labels, if they had one: its place among the recordings, or its name if it was elsewhere."""
+    labels_elsewhere: bool = False
+
+    def skipped(self, recordings: Path) -> list[Path]:
+        """Return the files among new recordings that are none: a table of labels in the place where it was."""
+        return [] if self.labels is None or self.labels_elsewhere else [recordings / self.labels]
 
 
 def load_model(folder: Path) -> tuple[SequenceEstimator, Kept]:
@@ -58,7 +62,8 @@ def load_model(folder: Path) -> tuple[SequenceEstimator, Kept]:
                 f"{stored['version']}: pip install --upgrade mistrnn."
             )
         reading = Reading(**{**stored["reading"], "columns": tuple(stored["reading"]["columns"])})
-        kept = Kept(reading, stored["kind"], stored["labels"])
+        # Models from before this was kept skip a file of that name wherever the labels were.
+        kept = Kept(reading, stored["kind"], stored["labels"], stored.get("labels_elsewhere", False))
     except UsageError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -78,6 +83,7 @@ def save_reading(folder: Path, kept: Kept) -> None:
         "version": READING_VERSION,
         "kind": kept.kind,
         "labels": kept.labels,
+        "labels_elsewhere": kept.labels_elsewhere,
         "reading": asdict(kept.reading),
     }
     path = folder / READING

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistrnn.cli._app import console
-from mistrnn.cli._flags import numbers
-from mistrnn.cli._labelled import contents_of, labelled, say, targets_of
+from mistrnn.cli._flags import names, numbers
+from mistrnn.cli._labelled import contents_of, labelled, targets_of
 from mistrnn.cli._model_folder import (
     ESTIMATORS,
     REPORT,
@@ -26,6 +26,7 @@ from mistrnn.cli._model_folder import (
     load_model,
     save_reading,
 )
+from mistrnn.cli._notices import say, say_doubtful_inputs, say_untested_classes
 from mistrnn.cli._progress import stop_on_ctrl_c
 from mistrnn.errors import UsageError
 from mistrnn.estimators import FrameLabeler, SequenceClassifier, SequenceEstimator, SequenceRegressor
@@ -75,7 +76,7 @@ def fit_model(
         check_outside(settings["tensorboard"], recordings, "folder", option="--tensorboard")
     check_model_folder(out, force)
     reading = Reading(
-        columns=None if columns is None else _names(columns),
+        columns=None if columns is None else names("columns", columns),
         id_column=id_column,
         time_column=time_column,
         label_column=label_column or "label",
@@ -99,15 +100,15 @@ def fit_model(
         held = hold_out(test_share, contents_of(found, kind), groups, settings["seed"])
     train_on, test_on = np.flatnonzero(~held), np.flatnonzero(held)
     _print_split(found, train_on, test_on, group_column)
-    _say_untested_classes(contents_of(found, kind), held, group_column)
-    _say_constant_channels([found[k] for k in train_on], reading)
+    say_untested_classes(contents_of(found, kind), held, group_column)
+    say_doubtful_inputs([found[k] for k in train_on], reading)
     learnt = [found[k] for k in train_on]
     stopped, seconds = _train(estimator, learnt, [targets[k] for k in train_on], kind, group_column)
     estimator.channel_names_ = list(reading.columns or ())
     estimator.verbose, estimator.log_dir = False, None  # how it was watched is no part of a model
     with written_together(out) as place:
         estimator.save_pretrained(place)
-        save_reading(place, Kept(reading, kind, None if labels is None else _place_of_labels(labels, recordings)))
+        save_reading(place, _kept(reading, kind, labels, recordings))
     clear_report_folder(out / REPORT, force=force)  # it is about another model
     trained = (
         f"\ntrained {estimator.n_epochs_} epochs in {seconds:.0f} s, kept epoch {estimator.best_epoch_}; "
@@ -163,12 +164,12 @@ def write_predictions(model: Path, recordings: Path, out: Path, *, id_column: st
         groups=False,
         strict=False,
         need_id=id_column is not None,
-        skip=[] if kept.labels is None else [recordings / kept.labels],
+        skip=kept.skipped(recordings),
         say=say,
     )
-    names, rows = _prediction_rows(estimator, found, reading)
+    header, rows = _prediction_rows(estimator, found, reading)
     out.parent.mkdir(parents=True, exist_ok=True)
-    save_table(out, names, rows)
+    save_table(out, header, rows)
     count = sum(len(one.values) for one in found)
     print(f"{out}: {len(found):,} recordings, {count:,} rows")
 
@@ -205,7 +206,13 @@ def evaluate_model(
         label_column=label_column or kept.reading.label_column or "label",
     )
     found, reading, table = labelled(
-        recordings, reading, kept.kind, labels, training=False, need_id=id_column is not None
+        recordings,
+        reading,
+        kept.kind,
+        labels,
+        training=False,
+        need_id=id_column is not None,
+        skip=kept.skipped(recordings),
     )
     targets, _ = targets_of(found, kept.kind, table, reading, known=estimator)
     evaluation = _judged(estimator, found, targets)
@@ -222,6 +229,10 @@ def _kind(labels: Path | None, label_column: str | None, per_recording: bool, re
     if labels is None and label_column is None:
         raise UsageError(
             "expected labels: --labels TABLE with one for each recording, or --label-column NAME, a column of the recordings."
+        )
+    if labels is not None and per_recording:
+        raise UsageError(
+            "expected no --per-recording with --labels, because a table has one label for each recording anyway."
         )
     if labels is not None:
         return "numbers" if regress else "recordings"
@@ -275,20 +286,14 @@ def _estimator(kind: Kind, settings: dict[str, Any]) -> SequenceEstimator:
     return estimator
 
 
-def _place_of_labels(labels: Path, recordings: Path) -> str:
-    """Return where the table of labels lies in the folder of the recordings, or its name if it lies elsewhere."""
+def _kept(reading: Reading, kind: Kind, labels: Path | None, recordings: Path) -> Kept:
+    """Return what new tables are read by: with the place of the labels, if they lay among the recordings."""
+    if labels is None:
+        return Kept(reading, kind, None)
     beside, folder = labels.parent.resolve(), recordings.resolve()  # the file itself may be a link to somewhere else
     if beside.is_relative_to(folder):
-        return (beside.relative_to(folder) / labels.name).as_posix()
-    return labels.name
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if "" in names or twice:
-        raise UsageError(f"expected --columns to be names such as ax,ay,az, each once, got {text!r}.")
-    return names
+        return Kept(reading, kind, (beside.relative_to(folder) / labels.name).as_posix())
+    return Kept(reading, kind, labels.name, labels_elsewhere=True)
 
 
 def _print_summary(recordings: Sequence[Recording], reading: Reading, classes: Counter[Any]) -> None:
@@ -316,29 +321,6 @@ def _print_split(
 
     print(f"trained on: {len(train_on):,} recordings{whose(train_on)}")
     print(f"held out:   {len(test_on):,} recordings{whose(test_on)}", flush=True)
-
-
-def _say_untested_classes(contents: Sequence[Counter[Any]], held: NDArray[np.bool_], group_column: str | None) -> None:
-    tested = {label for content, out in zip(contents, held, strict=True) for label in content if out}
-    missing = sorted({label for content in contents for label in content} - tested)
-    if held.any() and missing:
-        why = "too few recordings have it" if group_column is None else f"no {group_column} that was held out has any"
-        say(f"nothing that was held out is {', '.join(missing)}: {why}, so it is not judged.")
-
-
-def _say_constant_channels(recordings: Sequence[Recording], reading: Reading) -> None:
-    lowest = np.min([one.values.min(0) for one in recordings], axis=0)
-    highest = np.max([one.values.max(0) for one in recordings], axis=0)
-    constant = [name for name, same in zip(reading.columns or (), lowest == highest, strict=True) if same]
-    if constant:
-        say(f"always the same in the training part, so nothing can be learnt from it: {', '.join(constant)}.")
-    within = np.all([(one.values == one.values[0]).all(0) for one in recordings], axis=0)
-    fixed = [name for name, same in zip(reading.columns or (), within, strict=True) if same and name not in constant]
-    if fixed:
-        say(
-            f"the same throughout each recording: {', '.join(fixed)}. As an input, such a column may give away whose a "
-            "recording is; choose the inputs with --columns, and say whose they are with --group-column."
-        )
 
 
 def _train(

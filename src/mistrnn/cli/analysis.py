@@ -126,18 +126,23 @@ def attention(
 @app.command()
 def paths(
     tau: Annotated[int, typer.Option("--tau", help="How many steps back.")],
-    delays: Annotated[str, typer.Option("--delays", help="A list such as 1,2,4, or n for 1, 2, 4, … 2^(n-1).")] = "8",
+    delays: Annotated[
+        str | None,
+        typer.Option("--delays", help="A list such as 1,2,4, or n for 1, 2, 4, … 2^(n-1).", show_default="8"),
+    ] = None,
     suggest: Annotated[
         int | None, typer.Option("--suggest", help="Suggest so many delays that keep paths to tau short, instead.")
     ] = None,
     csv: Annotated[Path | None, typer.Option("--csv", help="Write the numbers for every tau up to this one.")] = None,
 ) -> None:
     """Show the shortest path over tau steps, and how many paths there are, for a set of delays."""
+    if suggest is not None and delays is not None:
+        raise UsageError("expected --delays or --suggest, not both: the delays to show are given or suggested.")
     try:
         if suggest is not None:
             own = suggest_delays(tau, suggest)
         else:
-            chosen = numbers("delays", delays)
+            chosen = numbers("delays", delays or "8")
             own = MIST(1, 1, delays=chosen, device="meta").delays
         found, counts = shortest_paths(own, tau), log10_path_counts(own, tau)
         path = shortest_path(own, tau)

@@ -42,7 +42,11 @@ def fit(
     ] = False,
     regress: Annotated[bool, typer.Option("--regress", help="The labels are numbers to predict, not classes.")] = False,
     columns: Annotated[
-        str | None, typer.Option("--columns", help="The inputs, such as ax,ay,az (default: what is nothing else).")
+        str | None,
+        typer.Option(
+            "--columns",
+            help="The inputs, such as ax,ay,az; a name with a comma in quotes (default: what is nothing else).",
+        ),
     ] = None,
     id_column: IdColumn = None,
     time_column: Annotated[

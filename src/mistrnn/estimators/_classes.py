@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mistrnn.errors import UsageError
-from mistrnn.estimators._estimator import SequenceEstimator, Spoken
+from mistrnn.estimators._estimator import SequenceEstimator, Spoken, is_missing
 from mistrnn.estimators._fitting import Examples
 
 ClassWeight = Mapping[Any, float] | Literal["balanced"] | None
@@ -42,6 +42,12 @@ class ClassEstimator(SequenceEstimator):
                 f"{self.classes_.tolist()}."
             )
         return targets
+
+    def _check_one_kind(self, kinds: set[type]) -> None:
+        """Refuse labels of several types: words and numbers cannot be put in order, and 1 would equal True."""
+        if len(kinds) > 1:
+            names = " and ".join(sorted(kind.__name__ for kind in kinds))
+            raise UsageError(f"{self._name}: expected labels of one type, got {names}.")
 
     def _class_weights(self, targets: NDArray[np.int64], sample_weight: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the weight of each class; a class that a dict does not name has weight 1."""
@@ -91,6 +97,35 @@ def _answer(classes: NDArray[Any], scores: Tensor) -> Answer:
     probabilities = scores.float().softmax(-1).numpy()
     best = int(probabilities.argmax())
     return Answer(classes[best], float(probabilities[best]), probabilities)
+
+
+def label_array(labels: Any) -> NDArray[Any]:
+    """Return labels as an array in which gaps stay gaps and mixed kinds stay mixed, as Python's own objects.
+
+    NumPy would make the word 'nan' of NaN among words, the word '1' of 1, and numbers of bools beside NaN.
+
+    >>> label_array(["a", float("nan")]), label_array([True, None]), label_array(["a", "b"])
+    (array(['a', nan], dtype=object), array([True, None], dtype=object), array(['a', 'b'], dtype='<U1'))
+    """
+    if not isinstance(labels, list | tuple):
+        return _of_python(np.asarray(labels))
+    plain = [label.item() if isinstance(label, np.generic) else label for label in labels]
+    kinds = {type(label) for label in plain}
+    nested = any(isinstance(label, list | tuple) or getattr(label, "ndim", 0) for label in plain)
+    if nested or kinds <= {int, float} or (len(kinds) == 1 and not any(map(is_missing, plain))):
+        return np.asarray(labels)
+    found = np.empty(len(plain), dtype=object)
+    found[:] = plain
+    return found
+
+
+def _of_python(labels: NDArray[Any]) -> NDArray[Any]:
+    """Return labels of mixed kinds as Python's own objects: NumPy's compare in other ways."""
+    if labels.dtype != object or labels.ndim != 1:
+        return labels
+    found = np.empty_like(labels)
+    found[:] = [label.item() if isinstance(label, np.generic) else label for label in labels]
+    return found
 
 
 def labels_to_json(classes: NDArray[Any]) -> dict[str, Any]:

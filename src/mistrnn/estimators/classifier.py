@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mistrnn.errors import UsageError
 from mistrnn.estimators import _fitting
-from mistrnn.estimators._classes import ClassEstimator
+from mistrnn.estimators._classes import ClassEstimator, label_array
 from mistrnn.estimators._estimator import is_missing
 from mistrnn.estimators._fitting import Examples
 from mistrnn.estimators._sequences import Case
@@ -49,18 +49,30 @@ class SequenceClassifier(ClassifierMixin, ClassEstimator):  # type: ignore[misc]
     """
 
     def _learn(self, cases: Sequence[Case], y: Any, sample_weight: NDArray[np.float64]) -> Examples:
-        y = column_or_1d(y, warn=True)
-        if y.dtype.kind == "f":
-            assert_all_finite(y, input_name="y")
-        missing = [k for k, label in enumerate(y) if is_missing(label)] if y.dtype == object else []
-        if missing:
-            raise UsageError(f"{self._name}: expected a label for every case, got none for case {missing[0]}.")
+        y = self._labels_of(y)
         check_classification_targets(y)
         targets = self._set_classes(y)
         weights = sample_weight * self._class_weights(targets, sample_weight)[targets]
         return Examples(
             cases, list(torch.from_numpy(targets)), list(torch.from_numpy(weights).float()), sample_weight.tolist()
         )
+
+    def _labels_of(self, y: Any) -> NDArray[Any]:
+        """Return one label for each case, all of one type."""
+        labels: NDArray[Any] = column_or_1d(label_array(y), warn=True)
+        if labels.dtype.kind == "f":
+            assert_all_finite(labels, input_name="y")
+        if labels.dtype == object:
+            missing = [k for k, label in enumerate(labels) if is_missing(label)]
+            if missing:
+                raise UsageError(f"{self._name}: expected a label for every case, got none for case {missing[0]}.")
+            kinds = {type(label) for label in label_array(labels)}
+            self._check_one_kind(kinds if kinds != {int, float} else {float})
+        return labels
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the share of the cases that are told right."""
+        return float(super().score(X, self._labels_of(y), sample_weight))
 
     def _strata(self, examples: Examples) -> NDArray[Any]:
         return np.array([int(target) for target in examples.targets])

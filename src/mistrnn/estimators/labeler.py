@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mistrnn.errors import UsageError
-from mistrnn.estimators._classes import ClassEstimator
+from mistrnn.estimators._classes import ClassEstimator, label_array
 from mistrnn.estimators._estimator import is_missing, is_whole
 from mistrnn.estimators._fitting import Examples
 from mistrnn.estimators._sequences import Case
@@ -72,9 +72,7 @@ class FrameLabeler(ClassEstimator):
         gaps = any(row.dtype.kind == "f" and not mask.all() for row, mask in zip(labels, there, strict=True))
         if (kinds == {int, float} or (kinds == {float} and gaps)) and all(float(label).is_integer() for label in known):
             known, kinds = [int(label) for label in known], {int}
-        if len(kinds) > 1:
-            names = " and ".join(sorted(kind.__name__ for kind in kinds))
-            raise UsageError(f"{self._name}: expected labels of one type, got {names}.")
+        self._check_one_kind(kinds)
         together = np.array(known)
         if together.dtype.kind == "f" and not (np.isfinite(together) & (together == together.round())).all():
             raise UsageError(f"{self._name}: expected classes as labels, got numbers such as {together[0]}.")
@@ -96,7 +94,7 @@ class FrameLabeler(ClassEstimator):
             y = y.to_numpy()
         if len(y) != len(cases):
             raise UsageError(f"{self._name}: expected labels for {len(cases)} cases, got {len(y)}.")
-        rows = [_plain(np.asarray(row)) for row in y]
+        rows = [label_array(row) for row in y]
         for number, (case, row) in enumerate(zip(cases, rows, strict=True)):
             if row.shape != (len(case),):
                 raise UsageError(
@@ -142,15 +140,6 @@ class FrameLabeler(ClassEstimator):
         if not count:
             raise UsageError(f"{self._name}: expected labels to compare with, got none.")
         return float(right / count)
-
-
-def _plain(labels: NDArray[Any]) -> NDArray[Any]:
-    """Return labels of mixed kinds, such as those with gaps, as Python's own objects: NumPy's compare in other ways."""
-    if labels.dtype != object or labels.ndim != 1:
-        return labels
-    found = np.empty_like(labels)
-    found[:] = [label.item() if isinstance(label, np.generic) else label for label in labels]
-    return found
 
 
 def _is_array(x: Any) -> bool:

@@ -32,13 +32,11 @@ from mistrnn.tables._csv import (
     text_of,
     wrong_count,
 )
+from mistrnn.tables._whole import Texts
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet", ".npz")
 INDEX = "__index_level_0__"
 """What pandas calls the row numbers that it writes into Parquet files."""
-
-Texts = NDArray[np.object_]
-"""Strings, None where a cell is empty."""
 
 
 @dataclass(frozen=True)
@@ -115,11 +113,9 @@ class SourceTable:
             try:
                 values.append(number_of(text))
             except ValueError:
-                comma = (
-                    " Write decimals with a point." if text.replace(",", ".").count(".") == 1 and "," in text else ""
-                )
+                hint = _decimal_comma(text) or advice
                 raise UsageError(
-                    f"{self.place(row)}, column {name!r}: expected a number, got {text!r}.{comma} {advice}".rstrip()
+                    f"{self.place(row)}, column {name!r}: expected a number, got {text!r}. {hint}".rstrip()
                 ) from None
         return pa.array(values, pa.float64())
 
@@ -154,12 +150,12 @@ class SourceTable:
         except pa.ArrowInvalid:
             cells = enumerate(column.to_pylist())
             row, text = next((row, text) for row, text in cells if text is not None and not _is_date(text, zone))
-            mixed = (
-                " Write all dates with a time zone, or all without." if _is_date(text, None if zone else "UTC") else ""
-            )
+            hint = _decimal_comma(text)
+            if _is_date(text, None if zone else "UTC"):
+                hint = "Write all dates with a time zone, or all without."
             raise UsageError(
                 f"{self.place(row)}, column {name!r}: expected a time, a number or a date such as 2026-01-31 12:00:00.5, got "
-                f"{text!r}.{mixed}"
+                f"{text!r}. {hint}".rstrip()
             ) from None
 
 
@@ -209,6 +205,11 @@ def id_of(name: str) -> str:
 
 def _read_csv(path: Path) -> SourceTable:
     text = text_of(path)
+    if found := re.match('"?sep=.?"?\n', text, re.IGNORECASE):
+        raise UsageError(
+            f"{path}, line 1: expected the names of the columns, got {found[0].strip()!r}, which is for Excel alone: remove "
+            "the first line."
+        )
     try:
         records = records_of(text)
         line, cells = next(records, (0, []))
@@ -324,6 +325,13 @@ def _begins_with_a_number(column: Any) -> bool:
     """Whether the first text that does not stand for a missing number is a number."""
     texts = (cell.as_py() for cell in column)
     return is_number(next((text for text in texts if text is not None and text.lower() not in MISSING), ""))
+
+
+def _decimal_comma(text: str) -> str:
+    """Return what to do about a number, or the seconds of a date, with a comma in it; nothing if there is none."""
+    meant = text.replace(",", ".")
+    comma = "," in text and (is_number(meant) or _is_date(meant, None) or _is_date(meant, "UTC"))
+    return "Write decimals with a point." if comma else ""
 
 
 def _is_date(text: str, zone: str | None) -> bool:

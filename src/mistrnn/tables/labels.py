@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from mistrnn.errors import UsageError
 from mistrnn.tables._csv import number_of
-from mistrnn.tables._read import SourceTable, Texts, id_of, read_table
+from mistrnn.tables._read import SourceTable, id_of, read_table
+from mistrnn.tables._whole import Texts, without_point, written_alike
 from mistrnn.tables.recordings import Recording, Say, _some
 
 ID_NAMES = ("id", "recording", "file")
@@ -59,22 +60,17 @@ def read_labels(
                 f"{table.place(row)}: expected every recording once, got {name!r} again; it was in {table.place(row_of[name])}."
             )
         row_of[name] = row
-    groups = table.texts(group_column) if group_column in table.names and group_column is not None else None
-    return LabelTable(table, label_column, row_of, table.texts(label_column), groups)
+    (labels,) = written_alike([table.texts(label_column)])
+    groups: Texts | None = None
+    if group_column is not None and group_column in table.names:
+        (groups,) = written_alike([table.texts(group_column)])
+    return LabelTable(table, label_column, row_of, labels, groups)
 
 
 def give_labels(recordings: Sequence[Recording], table: LabelTable, say: Say) -> list[Recording]:
     """Return the recordings with their labels. An empty label leaves a recording out; none at all is an error."""
     known = {one.id for one in recordings}
-    row_of: dict[str, int] = {}
-    for name, row in table.row_of.items():
-        own = name if name in known else id_of(name)  # file names are taken as ids, too
-        if own in row_of:
-            raise UsageError(
-                f"{table.source.place(row)}: expected every recording once, got {own!r} again; it was in "
-                f"{table.source.place(row_of[own])}."
-            )
-        row_of[own] = row
+    row_of = _rows_by_id(recordings, table)
     path = table.source.path
     without = [one.id for one in recordings if one.id not in row_of]
     if len(without) == len(recordings):
@@ -100,6 +96,23 @@ def give_labels(recordings: Sequence[Recording], table: LabelTable, say: Say) ->
                 raise UsageError(f"{table.source.place(row)}: expected the group of {one.id!r}, got an empty cell.")
         found.append(replace(one, label=table.labels[row], group=group))
     return found
+
+
+def _rows_by_id(recordings: Sequence[Recording], table: LabelTable) -> dict[str, int]:
+    """Return the row of each recording by its id, for which file names and 7.0 instead of 7 are taken, too."""
+    known = {one.id for one in recordings}
+    alike = {without_point(own): own for own in known}
+    row_of: dict[str, int] = {}
+    for name, row in table.row_of.items():
+        own = next((own for own in (name, id_of(name)) if own in known), None)
+        own = own or alike.get(without_point(name), id_of(name))
+        if own in row_of:
+            raise UsageError(
+                f"{table.source.place(row)}: expected every recording once, got {own!r} again; it was in "
+                f"{table.source.place(row_of[own])}."
+            )
+        row_of[own] = row
+    return row_of
 
 
 def as_classes(texts: Texts) -> NDArray[Any]:
@@ -128,7 +141,7 @@ def as_numbers(recordings: Sequence[Recording], table: LabelTable) -> NDArray[np
         except ValueError:
             value = np.nan
         if not np.isfinite(value):
-            row = next(row for name, row in table.row_of.items() if one.id in (name, id_of(name)))
+            row = _rows_by_id(recordings, table)[one.id]
             raise UsageError(
                 f"{table.source.place(row)}, column {table.label_column!r}: expected a number, because of --regress, got "
                 f"{one.label!r}."

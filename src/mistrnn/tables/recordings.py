@@ -12,13 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistrnn.errors import UsageError
-from mistrnn.tables._read import SUFFIXES, SourceTable, Texts, id_of, place_of, read_table
+from mistrnn.tables._read import SUFFIXES, SourceTable, id_of, place_of, read_table
+from mistrnn.tables._whole import Texts, without_point, written_alike
 
 TIME_NAME = re.compile(
     r"(time|timestamp|seconds|datetime|date)(?![^\W\d_])|t([\W_]+(s|ms|us|ns))?[\W_]*$", re.IGNORECASE
 )
 """What the name of a time column begins with: such a word, as in `Time (s)` but not `timer`, or t alone or with a unit, as in
 `t_ms`. With anything else behind it, as in t1 or t_room, a t may well be a temperature."""
+ROW_NUMBERS = re.compile(r"Unnamed: [0-9.]+")
+"""What pandas calls a column without a name, such as the row numbers that it writes, after reading it."""
 CHOOSE_COLUMNS = "Choose the columns to read with --columns."
 LARGEST = 1e30
 """What is larger is no measurement, and overflows in the network."""
@@ -90,7 +93,8 @@ def read_recordings(
     """
     found: list[Recording] = []
     origin: Path | None = None
-    advice = CHOOSE_COLUMNS if reading.columns is None else ""  # else they were chosen, or are a model's
+    chosen = reading.columns is not None  # or a model's
+    advice = "" if chosen else CHOOSE_COLUMNS
     if advice and place.is_file() and not need_id:
         advice += " If one of them names the recording of each row, say so with --id-column."
     files: dict[str, Path] = {}
@@ -100,7 +104,7 @@ def read_recordings(
             raise UsageError(f"expected one file for each recording, got two of {name!r}: {files[name]} and {path}.")
         files[name] = path
         table = read_table(path)
-        if table.unnamed:
+        if table.unnamed or (not chosen and any(map(ROW_NUMBERS.fullmatch, _others(table, reading)))):
             unnamed.append(path)
         if reading.columns is None:
             reading = replace(reading, columns=_inputs(table, reading))
@@ -112,6 +116,7 @@ def read_recordings(
                 f"{path}: expected the id column {reading.id_column!r}; there are {', '.join(map(repr, table.names))}."
             )
         found += _recordings_of(table, name if place.is_dir() else None, reading, labels, groups, advice, say)
+    found = _named_alike(found)
     if unnamed:
         say(f"left out columns without a name (row numbers?) in {_some([str(path) for path in unnamed])}.")
     if reading.time_column is not None:
@@ -161,8 +166,7 @@ def _files(place: Path, skip: Sequence[Path], say: Say) -> Iterator[tuple[str, P
 
 def _inputs(table: SourceTable, reading: Reading) -> tuple[str, ...]:
     """Return the columns that are nothing else."""
-    others = {reading.id_column, reading.time_column, reading.label_column, reading.group_column}
-    names = tuple(name for name in table.names if name not in others)
+    names = tuple(name for name in _others(table, reading) if not ROW_NUMBERS.fullmatch(name))
     if not names:
         raise UsageError(f"{table.path}: expected columns to read, got only {', '.join(table.names)}.")
     times = [name for name in names if TIME_NAME.match(name)]
@@ -175,12 +179,18 @@ def _inputs(table: SourceTable, reading: Reading) -> tuple[str, ...]:
     return names
 
 
+def _others(table: SourceTable, reading: Reading) -> list[str]:
+    """Return the columns that are not id, time, label or group."""
+    spoken_of = {reading.id_column, reading.time_column, reading.label_column, reading.group_column}
+    return [name for name in table.names if name not in spoken_of]
+
+
 def _check_same_columns(table: SourceTable, origin: Path, reading: Reading) -> None:
-    others = {reading.id_column, reading.time_column, reading.label_column, reading.group_column}
-    more = [name for name in table.names if name not in others and name not in (reading.columns or ())]
+    known = reading.columns or ()
+    more = [name for name in _others(table, reading) if name not in known and not ROW_NUMBERS.fullmatch(name)]
     if more:
         raise UsageError(
-            f"{table.path}: expected the columns of {origin}, which are {', '.join(reading.columns or ())}, got {_some(more)} "
+            f"{table.path}: expected the columns of {origin}, which are {', '.join(known)}, got {_some(more)} "
             f"as well. {CHOOSE_COLUMNS}"
         )
 
@@ -238,6 +248,15 @@ def _recordings_of(
     return found
 
 
+def _named_alike(recordings: list[Recording]) -> list[Recording]:
+    """Return recordings whose labels and groups are written alike in all files: only the files with a gap may say 1.0."""
+    if all(one.row_labels is not None for one in recordings):
+        labels = written_alike([one.row_labels for one in recordings if one.row_labels is not None])
+        recordings = [replace(one, row_labels=own) for one, own in zip(recordings, labels, strict=True)]
+    (groups,) = written_alike([np.array([one.group for one in recordings], dtype=object)])
+    return [replace(one, group=group) for one, group in zip(recordings, groups.tolist(), strict=True)]
+
+
 def _grouped(
     table: SourceTable, name: str | None, reading: Reading, say: Say
 ) -> Iterator[tuple[str, NDArray[np.int64]]]:
@@ -249,7 +268,7 @@ def _grouped(
     if column is None or column not in table.names:
         yield name or id_of(table.path.name), np.arange(len(table))
         return
-    ids = table.texts(column)
+    (ids,) = written_alike([table.texts(column)])
     empty = np.flatnonzero(ids == None)  # noqa: E711  (compared cell by cell)
     if name is not None:  # a file of a folder
         if len(set(ids.tolist())) > 1:
@@ -308,9 +327,10 @@ def _constant(recording: Recording, values: Any, column: str, what: str) -> str 
     there = np.flatnonzero(values != None)  # noqa: E711  (compared cell by cell)
     if not len(there):
         return None
-    other = np.flatnonzero(values[there] != values[there[0]])
-    if len(other):
-        step = int(there[other[0]])
+    first = without_point(values[there[0]])  # files are written alike only when all have been read
+    others = {value for value in values[there].tolist() if without_point(value) != first}
+    if others:
+        step = next(int(k) for k in there if values[k] in others)
         raise UsageError(
             f"{recording.place(step)}, column {column!r}: expected one {what} in recording {recording.id!r}, got "
             f"{values[there[0]]!r} and {values[step]!r}."
