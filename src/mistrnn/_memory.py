@@ -42,7 +42,7 @@ def keep_freed_memory() -> None:
     """Let the C library keep what this process frees for what it asks for next.
 
     Every training step frees and takes tensors of megabytes. glibc would give them back to the system, which clears each page
-    before it hands it out again: steps on a CPU took up to 1.4 times as long (benchmarks/results/sweep-cpu.md). It is a
+    before it hands it out again: steps on a CPU took up to 1.3 times as long (benchmarks/results/sweep-cpu.md). It is a
     matter of the whole process, so only processes of our own ask for it, and not where the environment says otherwise.
     """
     if any(name.startswith("MALLOC_") or "glibc.malloc" in value for name, value in os.environ.items()):
