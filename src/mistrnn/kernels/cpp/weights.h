@@ -1,6 +1,6 @@
 // The parameters of one trial on their way into the panels that products read, and their gradients on the way out.
 //
-// Both go by groups of rows of W, so that threads can share the work: slice s of n takes every n-th group from the s-th on.
+// Threads can share the work: slice s of n takes every n-th of the rows of W, or of groups of them, from the s-th on.
 #pragma once
 
 #include "kernels/cpp/rows.h"
