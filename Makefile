@@ -18,9 +18,10 @@ bench: .venv/ready
 	$(BIN)/python benchmarks/sweep.py
 	@if $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then $(MAKE) bench-gpu; fi
 
-# How well the default classifier does on real data sets that come inside aeon.
+# Test accuracy of the default estimators and of rivals. Recordings and archive files are read from $MISTRNN_DATA.
 bench-accuracy: .venv/ready
-	$(BIN)/python benchmarks/accuracy.py
+	$(BIN)/python benchmarks/accuracy/run.py
+	$(BIN)/python benchmarks/accuracy/table.py
 
 # A sweep on workers of a Ray cluster beside one in a single process.
 bench-engines: .venv/ready

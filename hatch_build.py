@@ -17,6 +17,9 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCES = Path("src/mistrnn/kernels/cpp")
 
+PER_INSTRUCTION_SET = ("run", "blocks", "network_stream")
+"""Sources that are compiled once for each instruction set."""
+
 TARGETS = {
     # (system, machine): Zig's target, the wheel's platform, and the code to compile: name and instruction set
     ("Linux", "x86_64"): (
@@ -74,10 +77,11 @@ def compile_library(root: Path, system: tuple[str, str]) -> Path:
                 f"-mcpu={cpu}",
                 f"-DMISTRNN_ISA={name}",
                 "-c",
-                str(SOURCES / "run.cpp"),
+                str(SOURCES / f"{source}.cpp"),
                 "-o",
-                f"{folder}/{name}.o",
+                f"{folder}/{source}-{name}.o",
             ]
+            for source in PER_INSTRUCTION_SET
             for name, cpu in instruction_sets.items()
         ]
         commands.append([*zig, *FLAGS, "-c", str(SOURCES / "library.cpp"), "-o", f"{folder}/library.o"])

@@ -124,7 +124,7 @@ def answer_lines(model: Path, *, skip_bad: bool) -> int:
     columns = list(kept.reading.columns or ())
     rows = Rows(columns)
     has_classes = kept.kind != "numbers"
-    outputs = estimator.network_.readout.out_features
+    outputs = estimator.network_.output_size
     values_named: list[object] = ["value"] if outputs == 1 else [f"value{k}" for k in range(outputs)]
     header: list[object] = ["label", "probability"] if has_classes else values_named
     bad, first_bad = 0, ""

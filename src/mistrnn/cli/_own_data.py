@@ -1,10 +1,11 @@
 """What `mist fit`, `predict` and `evaluate` do: tables in, a model, a report or predictions out."""
 
-import re
+import shlex
+import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,23 +28,18 @@ from mistrnn.cli._model_folder import (
     save_reading,
 )
 from mistrnn.cli._notices import say, say_doubtful_inputs, say_untested_classes
+from mistrnn.cli._prediction_table import are_predictions, prediction_rows
 from mistrnn.cli._progress import stop_on_ctrl_c
 from mistrnn.errors import UsageError
-from mistrnn.estimators import FrameLabeler, SequenceClassifier, SequenceEstimator, SequenceRegressor
+from mistrnn.estimators import SequenceEstimator
 from mistrnn.estimators._fitting import Epoch
 from mistrnn.files import written_together
 from mistrnn.layers import LAYERS
 from mistrnn.report._files import save_table
-from mistrnn.report.evaluation import (
-    TENTHS,
-    UNLABELLED,
-    Evaluation,
-    evaluate_numbers,
-    evaluate_recordings,
-    evaluate_rows,
-)
+from mistrnn.report.evaluation import Evaluation
 from mistrnn.report.evaluation_folder import check_report_folder, clear_report_folder, save_evaluation
 from mistrnn.report.evaluation_text import print_evaluation
+from mistrnn.report.model_evaluation import describe_estimator, evaluate_estimator
 from mistrnn.tables import Reading, Recording, hold_out, read_recordings
 from mistrnn.training.study import OWN_OPTIONS
 
@@ -117,21 +113,21 @@ def fit_model(
     try:
         if len(test_on):
             tested = [found[k] for k in test_on]
-            evaluation = _judged(estimator, tested, [targets[k] for k in test_on])
+            evaluation = _judged(
+                estimator, kind, tested, [targets[k] for k in test_on], groups=group_column is not None
+            )
             about = {
-                "layer": str(estimator.layer),
-                "hidden": estimator.hidden_size,
-                "weights": estimator.parameter_count(),
-                "epochs": estimator.n_epochs_,
-                "best_epoch": estimator.best_epoch_,
+                **describe_estimator(estimator),
                 "stopped_by_ctrl_c": stopped,
                 "seconds": round(seconds, 1),
+                "recordings": str(recordings),
+                "evaluated_on": "recordings that were held out from training" + _whose(found, test_on, group_column),
                 "trained_on": [one.id for one in learnt],
                 "held_out": [one.id for one in tested],
             }
             title = f"{_layer_name(estimator)}, {estimator.hidden_size} units: recordings that were held out"
             heading = f"{trained}\n\nOn what was held out:\n\n"
-            _report(evaluation, out / REPORT, title, about, force, heading)
+            _report(evaluation, estimator, out / REPORT, title, about, force, heading)
         else:
             print(
                 f"{trained}\n\nNothing was held out (--test-share 0), so there is no honest figure: evaluate it on other "
@@ -152,7 +148,7 @@ def write_predictions(model: Path, recordings: Path, out: Path, *, id_column: st
         raise UsageError(f"{out}: expected the name of a file to write, got {what}.")
     if out.exists() and not force:
         raise UsageError(f"{out}: there is such a file already; choose another name, or overwrite it with --force.")
-    if out.exists() and not _are_predictions(out):
+    if out.exists() and not are_predictions(out):
         raise UsageError(f"{out}: not written by `mist predict`, so it is not overwritten. Choose another name.")
     check_writable(out.parent)
     estimator, kept = load_model(model)
@@ -167,7 +163,7 @@ def write_predictions(model: Path, recordings: Path, out: Path, *, id_column: st
         skip=kept.skipped(recordings),
         say=say,
     )
-    header, rows = _prediction_rows(estimator, found, reading)
+    header, rows = prediction_rows(estimator, found, reading)
     out.parent.mkdir(parents=True, exist_ok=True)
     save_table(out, header, rows)
     count = sum(len(one.values) for one in found)
@@ -215,10 +211,16 @@ def evaluate_model(
         skip=kept.skipped(recordings),
     )
     targets, _ = targets_of(found, kept.kind, table, reading, known=estimator)
-    evaluation = _judged(estimator, found, targets)
-    about = {"model": str(model), "recordings": str(recordings), "evaluated": [one.id for one in found]}
+    evaluation = _judged(estimator, kept.kind, found, targets, groups=False)
+    about = {
+        "model": str(model),
+        **describe_estimator(estimator),
+        "recordings": str(recordings),
+        "evaluated_on": f"the recordings in {recordings}",
+        "evaluated": [one.id for one in found],
+    }
     title = f"{_layer_name(estimator)}, {estimator.hidden_size} units: {len(found):,} other recordings"
-    _report(evaluation, out, title, about, force)
+    _report(evaluation, estimator, out, title, about, force)
 
 
 def _kind(labels: Path | None, label_column: str | None, per_recording: bool, regress: bool) -> Kind:
@@ -311,16 +313,16 @@ def _print_split(
     if not len(test_on):
         print(f"trained on: all {len(train_on):,} recordings")
         return
+    print(f"trained on: {len(train_on):,} recordings{_whose(recordings, train_on, group_column)}")
+    print(f"held out:   {len(test_on):,} recordings{_whose(recordings, test_on, group_column)}", flush=True)
 
-    def whose(chosen: NDArray[np.int64]) -> str:
-        if group_column is None:
-            return ""
-        names = sorted({str(recordings[k].group) for k in chosen})
-        more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-        return f" ({group_column} {', '.join(names[:10])}{more})"
 
-    print(f"trained on: {len(train_on):,} recordings{whose(train_on)}")
-    print(f"held out:   {len(test_on):,} recordings{whose(test_on)}", flush=True)
+def _whose(recordings: Sequence[Recording], chosen: NDArray[np.int64], group_column: str | None) -> str:
+    if group_column is None:
+        return ""
+    names = sorted({str(recordings[k].group) for k in chosen})
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return f" ({group_column} {', '.join(names[:10])}{more})"
 
 
 def _train(
@@ -349,91 +351,40 @@ def _train(
     return bool(asked), time.monotonic() - started
 
 
-def _judged(estimator: SequenceEstimator, recordings: Sequence[Recording], targets: Sequence[Any]) -> Evaluation:
+def _judged(
+    estimator: SequenceEstimator, kind: Kind, recordings: Sequence[Recording], targets: Sequence[Any], *, groups: bool
+) -> Evaluation:
     """Compare what a model says with what is true."""
-    ids, inputs = [one.id for one in recordings], [one.values.T for one in recordings]
-    if isinstance(estimator, SequenceRegressor):
-        if estimator.network_.readout.out_features > 1:
-            raise UsageError("expected a model of one number for each recording to report on, got one of several.")
-        early = {
-            share: estimator.predict([x[:, : int(np.ceil(share * x.shape[1]))] for x in inputs]) for share in TENTHS
-        }
-        return evaluate_numbers(ids, np.array(targets, dtype=np.float64), early[1.0], early)
-    assert isinstance(estimator, SequenceClassifier | FrameLabeler)
-    labels = estimator.classes_.tolist()
-    code = {label: number for number, label in enumerate(labels)} | {None: UNLABELLED}
-    classes = [str(label) for label in labels]
-    if isinstance(estimator, SequenceClassifier):
-        if estimator.network_.layer.bidirectional:
-            probabilities = [one[None] for one in estimator.predict_proba(inputs)]
-        else:
-            probabilities = estimator.predict_proba_at_every_step(inputs)
-        return evaluate_recordings(ids, np.array([code[label] for label in targets]), probabilities, classes)
-    truth = [np.array([code[label] for label in one]) for one in targets]
-    rows = [one.rows for one in recordings]
-    return evaluate_rows(ids, rows, truth, list(estimator.predict_proba(inputs)), classes)
-
-
-def _prediction_rows(
-    estimator: SequenceEstimator, recordings: Sequence[Recording], reading: Reading
-) -> tuple[list[str], Iterator[Sequence[object]]]:
-    """Return the columns of predictions.csv, and its rows in the order of the files."""
-    inputs = [one.values.T for one in recordings]
-    if isinstance(estimator, SequenceRegressor):
-        found = np.atleast_1d(estimator.predict(inputs).T).T.reshape(len(inputs), -1)
-        many = found.shape[1] > 1
-        names = [f"predicted{k}" for k in range(found.shape[1])] if many else ["predicted"]
-        return ["id", *names], ([one.id, *own] for one, own in zip(recordings, found.tolist(), strict=True))
-    assert isinstance(estimator, SequenceClassifier | FrameLabeler)
-    classes = estimator.classes_.tolist()
-    says = ["label", "probability", *(f"p_{label}" for label in classes)]
-
-    def said(shares: NDArray[np.float32]) -> list[object]:
-        best = int(shares.argmax())
-        return [classes[best], f"{shares[best]:.6f}", *(f"{share:.6f}" for share in shares.tolist())]
-
-    if isinstance(estimator, SequenceClassifier):
-        shares = estimator.predict_proba(inputs)
-        return ["id", *says], ([one.id, *said(own)] for one, own in zip(recordings, shares, strict=True))
-    by_row = list(estimator.predict_proba(inputs))
-    timed = [] if reading.time_column is None else [reading.time_column]
-    files = {path: number for number, path in enumerate(dict.fromkeys(one.path for one in recordings))}
-    file = np.concatenate([np.full(len(one.rows), files[one.path]) for one in recordings])
-    row = np.concatenate([one.rows for one in recordings])
-    which = np.concatenate([np.full(len(one.rows), number) for number, one in enumerate(recordings)])
-    step = np.concatenate([np.arange(len(one.rows)) for one in recordings])
-
-    def lines() -> Iterator[Sequence[object]]:
-        for place in np.lexsort((row, file)):
-            number, at = int(which[place]), int(step[place])
-            one = recordings[number]
-            times = [] if one.times is None else [one.times[at]]
-            yield [one.id, int(row[place]) + 1, *times, *said(by_row[number][at])]
-
-    return ["id", "row", *timed, *says], lines()
-
-
-def _are_predictions(path: Path) -> bool:
-    """Whether a file begins as those do that are written here."""
-    try:
-        with open(path, "rb") as file:
-            names = file.readline(2**20).decode("utf-8", "replace").strip()
-    except OSError:
-        return False
-    return bool(re.match("id,(predicted0?(,|$)|(row,)?(.*,)?label,probability,p_)", names.replace('"p_', "p_")))
+    return evaluate_estimator(
+        estimator,
+        kind,
+        [one.values.T for one in recordings],
+        targets,
+        ids=[one.id for one in recordings],
+        groups=[one.group for one in recordings] if groups else None,
+        rows=[one.rows for one in recordings],
+        over_time=kind == "numbers" or not estimator.network_.layer.bidirectional,
+    )
 
 
 def _report(
-    evaluation: Evaluation, folder: Path, title: str, about: dict[str, Any], force: bool, heading: str = ""
+    evaluation: Evaluation,
+    estimator: SequenceEstimator,
+    folder: Path,
+    title: str,
+    about: dict[str, Any],
+    force: bool,
+    heading: str = "",
 ) -> None:
     """Save a report, then print it: a reader who has left, as `| head` does, takes nothing away from the folder."""
     try:
-        files = save_evaluation(evaluation, folder, title=title, about=about, force=force)
+        about = {**about, "command": shlex.join(["mist", *sys.argv[1:]])}
+        files = save_evaluation(evaluation, folder, title=title, about=about, history=estimator.history_, force=force)
     finally:  # there may be no room to save it: then the figures are told at least
         print(heading, end="")
         print_evaluation(evaluation, console)
     pictures = ", ".join(path.name for path in files if path.suffix == ".png")
-    print(f"\nreport: {folder} (report.json, predictions.csv, {pictures})")
+    print(f"\nreport: {folder} (report.html, report.json, predictions.csv, {pictures})")
 
 
 def _layer_name(estimator: SequenceEstimator) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mistrnn.errors import UsageError
 from mistrnn.estimators._estimator import SequenceEstimator, Spoken, is_missing
-from mistrnn.estimators._fitting import Examples
+from mistrnn.training.examples import Examples
 
 ClassWeight = Mapping[Any, float] | Literal["balanced"] | None
 _KINDS = {"b": "bool", "i": "int", "u": "int", "f": "float", "U": "str"}
@@ -32,6 +32,13 @@ class ClassEstimator(SequenceEstimator):
     """The base of the estimators that predict classes."""
 
     class_weight: ClassWeight = None
+    label_smoothing: float = 0.1
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        value = self.label_smoothing
+        if not isinstance(value, int | float | np.number) or not 0 <= value < 1:
+            raise UsageError(f"{self._name}: expected label_smoothing to be a number in [0, 1), got {value!r}.")
 
     def _set_classes(self, labels: NDArray[Any]) -> NDArray[np.int64]:
         """Learn which classes there are, and return the number of each label's."""

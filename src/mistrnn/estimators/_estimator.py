@@ -1,13 +1,11 @@
 """What every estimator shares: parameters, checks, training, saving, streaming."""
 
-import contextlib
 import math
-import sys
-import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from os import PathLike
 from typing import Any, ClassVar, Self
 
@@ -21,19 +19,28 @@ from torch import Tensor
 
 from mistrnn.errors import UsageError
 from mistrnn.estimators import _fitting, _saved
-from mistrnn.estimators._fitting import Epoch, Examples, Plan
+from mistrnn.estimators._fitting import Epoch
 from mistrnn.estimators._progress import followed
-from mistrnn.estimators._sequences import SHAPES, Case, as_array, as_cases, check_distance, is_table, statistics
+from mistrnn.estimators._sequences import SHAPES, as_array, as_cases, check_distance, is_table, statistics
 from mistrnn.estimators._stream import EstimatorStream
-from mistrnn.estimators.network import Network
+from mistrnn.estimators.network import AnyNetwork
 from mistrnn.layers import LAYERS, RecurrentLayer, layer_class
 from mistrnn.layers._names import check_options
+from mistrnn.layers.initialization import INITIALIZATIONS
+from mistrnn.models import SequenceNetwork
+from mistrnn.models._pooling import Pooling
+from mistrnn.models.ensemble import Answer
 from mistrnn.training.embedded import choose_device
+from mistrnn.training.examples import Augmentation, Case, Examples, Frames
+from mistrnn.training.fitting import Course, Recipe, steps_per_epoch
 
-FEWEST_STEPS = 1500
-"""Minibatches that `max_epochs=None` leads to, at least: a small set is gone through more often."""
-FEWEST_EPOCHS = 20
-MOST_DELAYS = 12
+STEPS = 1500
+"""Minibatches of a fit with `max_epochs=None`: a small set is gone through more often."""
+FEWEST_EPOCHS = 10
+"""Times that it goes through all cases at least."""
+MOST_DELAYS = 14
+SMALL_SET = 400
+"""Below so many cases a minibatch has 16 of them, from there on 32."""
 
 Spoken = Callable[[Tensor], Any]
 """From the scores [K] of one step to what a stream says."""
@@ -41,27 +48,33 @@ Spoken = Callable[[Tensor], Any]
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
-    """The base of all estimators.
+    """The base of all estimators: a `mistrnn.models.SequenceNetwork`, trained with AdamW, warm-up and a cosine.
 
     Args:
         layer: mist, narx, clockwork, rnn, lstm or gru, or a class of mistrnn.
-        hidden_size: units of each layer.
-        num_layers: layers on top of each other.
-        layer_options: other arguments of the layer by name, such as delays or bidirectional. A MIST layer without delays
-            gets 1, 2, 4, ... up to a quarter of the longest case.
-        dropout: share of the readout's inputs that are dropped in training.
-        standardize: shift and scale each channel to mean 0 and deviation 1, as learnt from the training cases. A channel
-            that is constant there is only shifted.
-        max_epochs: times that all cases are gone through; None for what makes 1,500 minibatches, and at least 20.
-        batch_size: cases in a minibatch.
-        learning_rate: of AdamW at the start; it falls to 0 along a cosine, and to its half where gradients overflow.
-        weight_decay: of AdamW.
-        early_stopping: keep a share of the cases for validation, stop when they are no longer predicted better, and go back
-            to where they were predicted best. The only case (or group) with a class is trained on, if that can be. "auto" where
-            that share is large enough to tell, and every class is left to learn.
-        validation_fraction: that share.
-        patience: epochs without a lower validation loss after which to stop; None for a third of all, at least 10 and at least
-            500 minibatches. They count once the training loss has fallen by a tenth.
+        hidden_size: width of the network, and units of the recurrent layer of each block.
+        num_layers: residual blocks on top of each other.
+        kernel_size: steps that the convolution of each block reads, at most the longest case; 1 for no convolution.
+        bidirectional: read each case in both directions; such a model cannot stream.
+        layer_options: other arguments of the layer by name, such as delays. A MIST layer without delays gets 1, 2, 4, ... up to
+            the longest case.
+        initialization: how the layers start: open, normal, uniform or groups (`mistrnn.layers.initialization`).
+        dropout: probability of dropping a channel of a residual branch for a whole case, in training.
+        standardize: shift and scale each channel to mean 0 and deviation 1 of the training cases. A channel that is constant
+            there is only shifted.
+        augmentation: train on randomly changed cases; True for the default `mistrnn.training.examples.Augmentation`, False for
+            none, or one of your own (or its arguments as a dict).
+        max_epochs: times that all cases are gone through; None for what makes 1,500 minibatches, and at least 10.
+        batch_size: cases in a minibatch; None for 16, and 32 from 400 cases on.
+        learning_rate: highest learning rate of AdamW; it warms up over a tenth of the steps and falls to 0 along a cosine.
+        weight_decay: of AdamW, on matrices only.
+        early_stopping: hold out a share of the cases (of the groups, if there are any) for validation, and keep the epoch with
+            the lowest validation loss. Otherwise, the default, the network learns from all cases to the end.
+        validation_fraction: that share; also the share on which the trials of a search are compared.
+        patience: epochs without a lower validation loss after which to stop; None to train to the end.
+        n_trials: networks of random settings that are trained together, stacked on a trial axis; 1 for a single fit.
+        n_best: how many of the best trials answer together in the end.
+        callback: called with an `Epoch` after each epoch, for example to log it; training ends where it returns True.
         device: cpu, cuda or auto (a GPU if there is one).
         random_state: all that is random follows from it.
         verbose: show a progress bar (a line now and then where there is no terminal).
@@ -69,26 +82,33 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     """
 
     layer: str | type[RecurrentLayer] = "mist"
-    hidden_size: int = 64
-    num_layers: int = 1
+    hidden_size: int = 32
+    num_layers: int = 2
+    kernel_size: int = 31
+    bidirectional: bool = False
     layer_options: Mapping[str, Any] | None = None
-    dropout: float = 0.0
+    initialization: str = "open"
+    dropout: float = 0.1
     standardize: bool = True
+    augmentation: bool | Augmentation | Mapping[str, float] = True
     max_epochs: int | None = None
-    batch_size: int = 32
-    learning_rate: float = 3e-3
-    weight_decay: float = 1e-2
-    early_stopping: bool | str = "auto"
+    batch_size: int | None = None
+    learning_rate: float = 5e-3
+    weight_decay: float = 0.05
+    early_stopping: bool = False
     validation_fraction: float = 0.15
     patience: int | None = None
+    n_trials: int = 1
+    n_best: int = 4
+    callback: Callable[[Epoch], bool | None] | None = None
     device: str | torch.device = "auto"
     random_state: int | np.random.RandomState | None = None
     verbose: bool | int = False
     log_dir: str | PathLike[str] | None = None
 
     _every_step: ClassVar[bool] = False
-    _fewest_validation_cases: ClassVar[int] = 20
-    """With fewer, "auto" does not stop early."""
+    _answer: ClassVar[Answer] = "classes"
+    """What the network's scores mean."""
 
     @abstractmethod
     def _learn(self, cases: Sequence[Case], y: Any, sample_weight: NDArray[np.float64]) -> Examples:
@@ -97,10 +117,6 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     @abstractmethod
     def _output_size(self) -> int:
         """Return how many scores the network has."""
-
-    @abstractmethod
-    def _loss(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of each target."""
 
     def _strata(self, examples: Examples) -> NDArray[Any]:
         """Return the class of each case that a validation share should hold in proportion; one for all if there are none."""
@@ -171,30 +187,81 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         examples = self._learn(kept, _chosen(y, counted), weight)
         taught = np.array([k for k, own in enumerate(examples.weights) if own.any()])  # those with anything to learn
         examples, owners = examples.subset(taught), None if groups is None else np.asarray(groups)[counted][taught]
-        random = check_random_state(self.random_state)
-        train_on, validate_on = self._split(examples, owners, random)
-        place = choose_device(str(self.device))
-        with _own_random_numbers(random.randint(2**31), place), torch.inference_mode(False), torch.enable_grad():
-            self.network_ = self._new_network(train_on).to(place)
-            plan = self._plan(train_on.cases)
-            with followed(plan.epochs, bool(self.verbose), self.log_dir, report) as follow:
-                found = _fitting.train(self.network_, train_on, validate_on, self._loss, plan, random, follow)
+        with torch.inference_mode(False), torch.enable_grad():
+            self._train(examples, owners, check_random_state(self.random_state), report)
         self.channel_names_: list[str] | None = None
+
+    def _train(
+        self,
+        examples: Examples,
+        groups: NDArray[Any] | None,
+        random: np.random.RandomState,
+        report: Callable[[Epoch], bool | None] | None,
+    ) -> None:
+        """Train the network, or the trials of a search."""
+        device = choose_device(str(self.device))
+        validates = self.early_stopping or self.n_trials > 1
+        train_on, validate_on = self._split(examples, groups, random) if validates else (examples, None)
+        mean, scale = self._standardisation(examples if self.n_trials > 1 else train_on)
+        frames, held = (None if one is None else Frames(one, mean, scale, device) for one in (train_on, validate_on))
+        assert frames is not None
+        make = partial(self._new_network, mean, scale, int(max(frames.lengths)))
+        course = self._course(frames, seed=int(random.randint(2**31)))
+        recipe = self._recipe()
+        epochs = math.ceil(course.steps / course.validate_every)
+        with followed(epochs, bool(self.verbose), self.log_dir, [report, self.callback]) as follow:
+            network, found = _fitting.train(make, frames, held, recipe, course, device, follow, self.patience)
+        self.network_: AnyNetwork = network
         self.history_ = [asdict(epoch) for epoch in found]
         self.n_epochs_, self.best_epoch_ = len(found), found[-1].best_epoch
 
-    def _new_network(self, train_on: Examples) -> Network:
-        kind = layer_class(self.layer) if isinstance(self.layer, str) else self.layer
-        options = dict(self.layer_options or {})
-        check_options(kind, options)
-        if kind is LAYERS["mist"] and "delays" not in options:
-            # What is never farther back in training is not learnt, and would come as a surprise in a longer case.
-            longest = min(max(len(case) for case in train_on.cases), self._piece or sys.maxsize)
-            options["delays"] = min(MOST_DELAYS, max(3, 1 + int(math.log2(max(1, longest // 4)))))
-        layer = kind(self.n_channels_, self.hidden_size, self.num_layers, **options).float()  # whatever torch's default
-        network = Network(layer, self._output_size(), every_step=self._every_step, dropout=self.dropout)
+    def _standardisation(self, examples: Examples) -> tuple[Tensor, Tensor]:
+        """Return mean and scale [C] of the inputs."""
         if self.standardize:
-            network.mean, network.scale = statistics(self._name, train_on.cases, train_on.case_weights)
+            return statistics(self._name, examples.cases, examples.case_weights)
+        return torch.zeros(self.n_channels_, dtype=torch.float64), torch.ones(self.n_channels_, dtype=torch.float64)
+
+    def _recipe(self) -> Recipe:
+        given = self.augmentation
+        if isinstance(given, bool):
+            augmentation = Augmentation() if given else Augmentation.off()
+        else:
+            augmentation = given if isinstance(given, Augmentation) else Augmentation(**given)
+        return Recipe(
+            learning_rate=float(self.learning_rate),
+            weight_decay=float(self.weight_decay),
+            dropout=float(self.dropout),
+            label_smoothing=float(getattr(self, "label_smoothing", 0.0)),
+            augmentation=augmentation,
+        )
+
+    def _new_network(self, mean: Tensor, scale: Tensor, longest: int, **changed: Any) -> SequenceNetwork:
+        """Return an untrained network; `changed` are arguments of its own."""
+        kind = layer_class(self.layer) if isinstance(self.layer, str) else self.layer
+        options, steps = dict(self.layer_options or {}), min(longest, self._piece or longest)
+        if kind is LAYERS["mist"] and "delays" not in options:
+            # A delay beyond the longest case would read nothing in training, and something in a longer case later.
+            options["delays"] = min(MOST_DELAYS, max(3, 1 + int(math.log2(max(1, steps - 1)))))
+        arguments: dict[str, Any] = {
+            "hidden_size": self.hidden_size,
+            "num_layers": self.num_layers,
+            "kernel_size": min(self.kernel_size, steps),
+            "dropout": self.dropout,
+            **changed,
+        }
+        network = SequenceNetwork(
+            self.n_channels_,
+            self._output_size(),
+            layer=kind,
+            pooling=getattr(self, "pooling", None),
+            bidirectional=self.bidirectional,
+            layer_options=options,
+            initialization=self.initialization,
+            steps=steps,
+            dtype=torch.float32,
+            **arguments,
+        )
+        network.mean, network.scale = mean, scale
         return network
 
     @property
@@ -202,28 +269,26 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         """The length of the pieces that cases are learnt in."""
         return getattr(self, "piece_length", None)
 
-    def _plan(self, cases: Sequence[Case]) -> Plan:
-        pieces = sum(math.ceil(len(case) / (self._piece or len(case))) for case in cases)
-        steps = math.ceil(pieces / self.batch_size)  # in an epoch
-        epochs = int(self.max_epochs or max(FEWEST_EPOCHS, math.ceil(FEWEST_STEPS / steps)))
-        return Plan(
-            epochs=epochs,
-            batch_size=int(self.batch_size),
-            learning_rate=float(self.learning_rate),
-            weight_decay=float(self.weight_decay),
-            patience=int(self.patience or max(10, epochs // 3, math.ceil(FEWEST_STEPS / 3 / steps))),
-            piece=self._piece,
+    def _course(self, frames: Frames, seed: int) -> Course:
+        size = int(self.batch_size or (16 if len(frames) < SMALL_SET else 32))
+        per_epoch = steps_per_epoch(frames, size, self._piece)
+        epochs = int(self.max_epochs or max(FEWEST_EPOCHS, math.ceil(STEPS / per_epoch)))
+        return Course(
+            steps=epochs * per_epoch,
+            batch_size=size,
+            validate_every=per_epoch,
+            loss=self._answer,
+            piece_length=self._piece,
+            seed=seed,
+            keep="best" if self.early_stopping else "last",
         )
 
     def _split(
         self, examples: Examples, groups: NDArray[Any] | None, random: np.random.RandomState
-    ) -> tuple[Examples, Examples | None]:
-        """Return what to train on and, if training is to stop early, what to validate on."""
-        count, certain = len(examples.cases), self.early_stopping is True
-        wanted = round(count * self.validation_fraction)
-        fewest = 1 if certain else self._fewest_validation_cases
-        if self.early_stopping is False or (wanted < fewest and not certain):
-            return examples, None
+    ) -> tuple[Examples, Examples]:
+        """Return the cases to train on and those to validate on."""
+        count = len(examples.cases)
+        wanted = max(1, round(count * self.validation_fraction))
         classes = self._classes_in(examples)
         if groups is None:
             held = _drawn_cases(wanted, self._strata(examples), classes, random)
@@ -231,12 +296,11 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             held = _drawn_groups(wanted, groups, classes, random)
         learnt = np.setdiff1d(np.arange(count), held)
         lost = np.flatnonzero(classes.any(0) & ~classes[learnt].any(0))
-        if len(held) < fewest or (len(lost) and not certain):
-            if not certain:
-                return examples, None
+        if not len(held) or not len(learnt):
             of = f"{count} cases" if groups is None else f"{count} cases in {len(set(groups.tolist()))} groups"
+            why = "early_stopping=True" if self.early_stopping else f"n_trials={self.n_trials}"
             raise UsageError(
-                f"{self._name}: expected something to train and something to validate on, because early_stopping=True and "
+                f"{self._name}: expected something to train and something to validate on, because {why} and "
                 f"validation_fraction={self.validation_fraction}, got {of}."
             )
         if len(lost):
@@ -296,23 +360,28 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             check("layer", lambda v: v in LAYERS, f"one of {', '.join(LAYERS)}")
         else:
             check("layer", lambda v: issubclass(v, RecurrentLayer), "a layer of mistrnn or its name")
-        for name in ("hidden_size", "num_layers", "batch_size"):
+        for name in ("hidden_size", "num_layers", "kernel_size", "n_trials", "n_best"):
             check(name, is_whole, "a whole number from 1 on")
         check(
             "layer_options", lambda v: v is None or isinstance(v, Mapping), "a dict of the layer's arguments, or None"
         )
-        for name in ("input_size", "hidden_size", "num_layers", "batch_first", "device", "dtype"):
+        own = ("input_size", "hidden_size", "num_layers", "batch_first", "bidirectional", "dropout", "device", "dtype")
+        for name in own:
             if name in (self.layer_options or {}):
                 raise UsageError(
                     f"{self._name}: expected layer_options without {name}, which the estimator gives itself."
                 )
-        for name in ("max_epochs", "patience"):
+        check_options(layer_class(self.layer) if isinstance(self.layer, str) else self.layer, self.layer_options or {})
+        check("initialization", lambda v: v in INITIALIZATIONS, f"one of {', '.join(INITIALIZATIONS)}")
+        check("augmentation", _is_augmentation, "True, False, an Augmentation, or a dict of its arguments")
+        check("callback", lambda v: v is None or callable(v), "a function, or None")
+        for name in ("max_epochs", "batch_size", "patience"):
             check(name, lambda v: v is None or is_whole(v), "a whole number from 1 on, or None")
-        check("standardize", lambda v: v in (True, False), "True or False")
+        for name in ("standardize", "bidirectional", "early_stopping"):
+            check(name, lambda v: isinstance(v, bool | np.bool_), "True or False")
         check("learning_rate", lambda v: 0 < v <= 1e30, "a number above 0 (and up to 1e30)")
         check("weight_decay", lambda v: 0 <= v < math.inf, "a number from 0 on")
         check("dropout", lambda v: 0 <= v < 1, "a number in [0, 1)")
-        check("early_stopping", lambda v: v is True or v is False or v == "auto", 'True, False or "auto"')
         check("device", lambda v: isinstance(v, str | torch.device), "auto, cpu or cuda")
         check("validation_fraction", lambda v: 0 < v < 1, "a number between 0 and 1")
 
@@ -416,20 +485,23 @@ def _drawn_groups(
     return np.flatnonzero(np.isin(of, chosen))
 
 
-_random_numbers = threading.Lock()
-"""torch's random numbers belong to the whole process: one fit after the other uses them."""
+def _is_augmentation(value: Any) -> bool:
+    if isinstance(value, bool | Augmentation):
+        return True
+    return isinstance(value, Mapping) and all(
+        name in vars(Augmentation()) and isinstance(number, int | float) and 0 <= number < math.inf
+        for name, number in value.items()
+    )
 
 
-@contextlib.contextmanager
-def _own_random_numbers(seed: int, place: torch.device) -> Iterator[None]:
-    """Let torch draw from this seed, and afterwards go on as if nothing had been drawn."""
-    on_gpu = place.type == "cuda"
-    with _random_numbers, torch.random.fork_rng(devices=[place] if on_gpu else []):
-        torch.default_generator.manual_seed(seed)
-        if on_gpu:
-            with torch.cuda.device(place):
-                torch.cuda.manual_seed(seed)
-        yield
+def check_pooling(owner: str, pooling: Any) -> None:
+    """Raise unless it is some of last, mean and max."""
+    try:
+        if not isinstance(pooling, str):
+            raise ValueError(f"expected pooling to be a string such as 'mean+max', got {pooling!r}.")
+        Pooling(pooling)
+    except ValueError as error:
+        raise UsageError(f"{owner}: {error}") from None
 
 
 def is_missing(value: Any) -> bool:

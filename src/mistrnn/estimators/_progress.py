@@ -1,24 +1,24 @@
-"""How a fit is followed: a bar on a terminal, lines elsewhere, TensorBoard, and whoever called."""
+"""Progress of a fit: a bar on a terminal, lines elsewhere, TensorBoard, and callbacks."""
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from os import PathLike
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mistrnn.estimators._fitting import Epoch
+from mistrnn.estimators._fitting import Epoch, Report
 from mistrnn.training.tensorboard import Log
-
-Report = Callable[[Epoch], bool | None]
 
 LINE_EVERY_SECONDS = 10.0
 
 
 @contextlib.contextmanager
-def followed(epochs: int, shown: bool, log_dir: str | PathLike[str] | None, other: Report | None) -> Iterator[Report]:
-    """Yield what to call after each epoch; it returns True if the training is to end."""
+def followed(
+    epochs: int, shown: bool, log_dir: str | PathLike[str] | None, others: Sequence[Report | None]
+) -> Iterator[Report]:
+    """Yield a report that calls all others after each epoch; it returns True if one of them ends the training."""
     with contextlib.ExitStack() as stack:
         reports: list[Report] = []
         if shown:
@@ -26,8 +26,7 @@ def followed(epochs: int, shown: bool, log_dir: str | PathLike[str] | None, othe
         if log_dir is not None:
             log = stack.enter_context(Log(log_dir))
             reports.append(lambda epoch: _log(log, epoch))
-        if other is not None:
-            reports.append(other)
+        reports.extend(other for other in others if other is not None)
         yield lambda epoch: any([report(epoch) for report in reports])  # noqa: C419 (all are told)
 
 
@@ -39,8 +38,6 @@ def _log(log: Log, epoch: Epoch) -> None:
 
 def _in_words(epoch: Epoch) -> str:
     words = "train loss not finite" if epoch.train_loss is None else f"train loss {epoch.train_loss:.4f}"
-    if epoch.undone:
-        words += f", undone: going on from epoch {epoch.best_epoch} at half the learning rate"
     if epoch.validation_loss is not None:
         words += f", validation loss {epoch.validation_loss:.4f}, lowest in epoch {epoch.best_epoch}"
     return words

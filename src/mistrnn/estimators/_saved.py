@@ -1,17 +1,19 @@
 """Fitted estimators in a folder: config.json and model.safetensors, never pickle.
 
-config.json, version 1:
-    format, version   "mistrnn-model", 1
+config.json, version 2:
+    format, version   "mistrnn-model", 2
     mistrnn           the version of the library that wrote it
     kind              SequenceClassifier, FrameLabeler or SequenceRegressor
     parameters        what the estimator was made with
-    layer             its name, its sizes and all its arguments
+    networks          the arguments of each `SequenceNetwork`: one, or several that answer together
     learnt            classes, or mean and scale of the targets; the channels' names; what training came to
     weights           the SHA-256 of model.safetensors
     digest            the SHA-256 of everything above
 model.safetensors holds the state of the network; mean and scale of the inputs are part of it.
 
-Whatever changes here gets a new version, and old versions are still read.
+Version 1 has `layer` in place of `networks`: the name, the sizes and all arguments of the one layer that the linear readout of a
+`Network` reads. A model that was loaded from version 1 is saved as version 1 again. Every change here gets a new version, and
+old versions are still read.
 """
 
 import contextlib
@@ -33,15 +35,17 @@ from safetensors.torch import save as save_tensors
 
 import mistrnn
 from mistrnn.errors import UsageError
-from mistrnn.estimators.network import Network, check_plain_weights, layer_arguments
+from mistrnn.estimators.network import AnyNetwork, Network, check_plain_weights, layer_arguments
 from mistrnn.files import written_together
 from mistrnn.layers import LAYERS, RecurrentLayer, layer_class
+from mistrnn.models import Ensemble, SequenceNetwork
 from mistrnn.training.embedded import choose_device
+from mistrnn.training.examples import Augmentation
 
 if TYPE_CHECKING:
     from mistrnn.estimators._estimator import SequenceEstimator
 
-FORMAT, VERSION = "mistrnn-model", 1
+FORMAT, VERSION = "mistrnn-model", 2
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
@@ -61,21 +65,17 @@ def save(estimator: "SequenceEstimator", folder: str | PathLike[str], *, force: 
     weights = save_tensors(tensors)
     config: dict[str, Any] = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": 1 if isinstance(network, Network) else VERSION,
         "mistrnn": mistrnn.__version__,
         "kind": type(estimator).__name__,
         "parameters": {name: _to_json(name, value) for name, value in estimator.get_params(deep=False).items()},
-        "layer": {
-            "name": _layer_name(network.layer),
-            "input_size": network.layer.input_size,
-            "hidden_size": network.layer.hidden_size,
-            "arguments": _to_json("arguments", layer_arguments(network.layer)),
-        },
+        **_described(network),
         "learnt": {
             **estimator._learnt(),
-            "output_size": network.readout.out_features,
-            "channels": _channels(estimator.channel_names_, network.layer.input_size),
+            "output_size": network.output_size,
+            "channels": _channels(estimator.channel_names_, network.input_size),
             "history": _to_json("history", estimator.history_),
+            "trials": _to_json("trials", getattr(estimator, "trials_", None)),
         },
         "weights": _digest(weights),
     }
@@ -143,27 +143,57 @@ def _rebuilt(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> "Seque
     parameters = {name: _from_json(name, value) for name, value in config["parameters"].items()}
     estimator = _kinds()[config["kind"]](**parameters)
     estimator._check_parameters()
-    stored, learnt = config["layer"], config["learnt"]
-    if stored["arguments"]["num_layers"] > len(tensors):
-        raise ValueError("more layers than weights")
+    learnt = config["learnt"]
     # Made without memory, so that sizes that do not fit the weights cost nothing.
-    layer = layer_class(stored["name"])(
-        stored["input_size"], stored["hidden_size"], **stored["arguments"], device="meta"
-    )
     with torch.device("meta"):
-        network = Network(layer, learnt["output_size"], every_step=estimator._every_step, dropout=estimator.dropout)
+        network = _network(config, learnt["output_size"], estimator, len(tensors))
     network.load_state_dict(tensors, assign=True)
     estimator.network_ = network.requires_grad_(True).eval()
-    estimator.n_channels_ = layer.input_size
-    estimator.channel_names_ = _channels(learnt["channels"], layer.input_size)
+    estimator.n_channels_ = network.input_size
+    estimator.channel_names_ = _channels(learnt["channels"], network.input_size)
     estimator.history_ = learnt["history"]
     estimator.n_epochs_, estimator.best_epoch_ = len(estimator.history_), estimator.history_[-1]["best_epoch"]
+    if learnt.get("trials") is not None:
+        estimator.trials_ = learnt["trials"]
     estimator._set_learnt(learnt)
     if estimator._output_size() != learnt["output_size"]:
         raise ValueError(f"{estimator._output_size()} classes or numbers, and weights for {learnt['output_size']}")
     with contextlib.suppress(UsageError):  # where there is no such device, the CPU serves
         network.to(choose_device(str(estimator.device)))
     return estimator
+
+
+def _described(network: AnyNetwork) -> dict[str, Any]:
+    """Return the shape of the network."""
+    if isinstance(network, Network):
+        layer = network.layer
+        return {
+            "layer": {
+                "name": _layer_name(type(layer)),
+                "input_size": layer.input_size,
+                "hidden_size": layer.hidden_size,
+                "arguments": _to_json("arguments", layer_arguments(layer)),
+            }
+        }
+    members = network.networks if isinstance(network, Ensemble) else [network]
+    return {"networks": [_to_json("network", member.arguments) for member in members]}
+
+
+def _network(config: dict[str, Any], outputs: int, estimator: "SequenceEstimator", tensors: int) -> AnyNetwork:
+    """Return the network that a configuration describes, without its weights."""
+    if config["version"] == 1:
+        stored = config["layer"]
+        if stored["arguments"]["num_layers"] > tensors:
+            raise ValueError("more layers than weights")
+        layer = layer_class(stored["name"])(stored["input_size"], stored["hidden_size"], **stored["arguments"])
+        return Network(layer, outputs, every_step=estimator._every_step, dropout=estimator.dropout)
+    stored = config["networks"]
+    if sum(one["num_layers"] for one in stored) > tensors:
+        raise ValueError("more layers than weights")
+    members = [SequenceNetwork(**one) for one in stored]
+    if any(member.output_size != outputs or member.every_step != estimator._every_step for member in members):
+        raise ValueError("networks of another kind than the estimator")
+    return members[0] if len(members) == 1 else Ensemble(members, estimator._answer)
 
 
 def _kinds() -> "dict[str, type[SequenceEstimator]]":
@@ -173,12 +203,12 @@ def _kinds() -> "dict[str, type[SequenceEstimator]]":
     return {kind.__name__: kind for kind in kinds}
 
 
-def _layer_name(layer: RecurrentLayer) -> str:
-    for name, kind in LAYERS.items():
-        if type(layer) is kind:
+def _layer_name(kind: type[RecurrentLayer]) -> str:
+    for name, own in LAYERS.items():
+        if own is kind:
             return name
     raise UsageError(
-        f"expected one of mistrnn's own layers to save, because a file can only name those, got {type(layer).__name__}; "
+        f"expected one of mistrnn's own layers to save, because a file can only name those, got {kind.__name__}; "
         "torch.save(estimator.network_.state_dict(), ...) keeps the weights."
     )
 
@@ -195,10 +225,14 @@ def _channels(names: Any, count: int) -> list[str] | None:
 
 def _to_json(name: str, value: Any) -> Any:
     """Return a parameter as JSON knows it."""
+    if name == "callback":
+        return None  # a function of the session that made it
     if name == "unlabeled" and isinstance(value, float) and math.isnan(value):
         return None  # which says the same
     if isinstance(value, type) and issubclass(value, RecurrentLayer):
-        return _layer_name(value(1, 8, device="meta"))
+        return _layer_name(value)
+    if isinstance(value, Augmentation):
+        return vars(value)
     if isinstance(value, np.random.RandomState):
         return None  # its state has moved on
     if isinstance(value, np.generic):
@@ -267,7 +301,7 @@ def _card(estimator: "SequenceEstimator", name: str) -> str:
     kind = type(estimator).__name__
     return (
         "---\nlibrary_name: mistrnn\ntags: [time-series]\n---\n\n"
-        f"A {kind} of [mistrnn](https://pypi.org/project/mistrnn/): {estimator.network_.layer}.\n\n"
+        f"A {kind} of [mistrnn](https://pypi.org/project/mistrnn/): {estimator.layer}, {estimator.parameter_count():,} weights.\n\n"
         f'```python\nfrom mistrnn import {kind}\n\nmodel = {kind}.from_pretrained("{name}")\n```\n'
     )
 

@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mistrnn.errors import UsageError
-
-Case = NDArray[Any]
-"""[time, channels], float32 or float64."""
+from mistrnn.training.examples import Case
 
 SHAPES = "[cases, channels, time], [cases, time] for one channel, or a list of arrays [channels, time]"
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mistrnn.errors import UsageError
 from mistrnn.estimators._sequences import FARTHEST, too_far
-from mistrnn.estimators.network import Network
+from mistrnn.estimators.network import AnyNetwork
 
 
 class EstimatorStream:
@@ -19,9 +19,9 @@ class EstimatorStream:
     Made by the `stream` method of an estimator. Time and memory of a call do not depend on how many came before.
     """
 
-    def __init__(self, network: Network, spoken: Callable[[Tensor], Any]) -> None:
+    def __init__(self, network: AnyNetwork, spoken: Callable[[Tensor], Any]) -> None:
         self._network, self._spoken = network, spoken
-        self._layer = network.layer.stream(1)
+        self._stream = network.stream(1)
         self._fresh = False
         self.rows = 0
         """Rows since the case began."""
@@ -30,9 +30,9 @@ class EstimatorStream:
     def __call__(self, row: ArrayLike) -> Any:
         """Take a row and return the prediction after it."""
         network, values = self._network, np.asarray(row, dtype=np.float64)
-        if values.shape != (network.layer.input_size,):
+        if values.shape != (network.input_size,):
             raise UsageError(
-                f"expected a row of {network.layer.input_size} numbers, one for each channel, got {list(values.shape)}."
+                f"expected a row of {network.input_size} numbers, one for each channel, got {list(values.shape)}."
             )
         if not np.isfinite(values).all():
             raise UsageError(f"expected finite numbers, got {values.tolist()}.")
@@ -40,13 +40,11 @@ class EstimatorStream:
             raise UsageError(
                 f"expected numbers less than {FARTHEST:g} deviations from the mean of what was learnt, got {values.tolist()}."
             )
-        like = network.readout.weight
-        step = network.standardised(torch.from_numpy(values).to(like.device)).unsqueeze(0)
-        reset = torch.ones(1, dtype=torch.bool, device=like.device) if self._fresh else None
+        reset = torch.ones(1, dtype=torch.bool, device=network.mean.device) if self._fresh else None
         self._fresh = False
-        output = self._layer(step, reset)
+        scores = self._stream(torch.from_numpy(values).unsqueeze(0).to(network.mean.device), reset)
         self.rows += 1
-        return self._spoken(network.readout(output)[0].cpu())
+        return self._spoken(scores[0].cpu())
 
     def reset(self) -> None:
         """Let a new case begin with the next row."""

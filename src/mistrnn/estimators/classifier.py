@@ -6,27 +6,25 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils import assert_all_finite, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
 
 from mistrnn.errors import UsageError
 from mistrnn.estimators import _fitting
 from mistrnn.estimators._classes import ClassEstimator, label_array
-from mistrnn.estimators._estimator import is_missing
-from mistrnn.estimators._fitting import Examples
-from mistrnn.estimators._sequences import Case
+from mistrnn.estimators._estimator import check_pooling, is_missing
+from mistrnn.training.examples import Case, Examples
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SequenceClassifier(ClassifierMixin, ClassEstimator):  # type: ignore[misc]
-    """Tells sequences apart: a scikit-learn classifier around a recurrent layer, MIST unless told otherwise.
+    """Predicts a class for each sequence: a scikit-learn classifier around a recurrent network, MIST by default.
 
     Args:
+        pooling: how a sequence's frames become one vector: some of last, mean and max, joined with +.
         class_weight: how much each class counts: a dict (1 for those that it does not name), "balanced" for the same sum of
             every class, or None.
 
@@ -47,6 +45,12 @@ class SequenceClassifier(ClassifierMixin, ClassEstimator):  # type: ignore[misc]
     >>> str([live(row).label for row in X[0].T][-1])
     'up'
     """
+
+    pooling: str = "mean+max"
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        check_pooling(self._name, self.pooling)
 
     def _learn(self, cases: Sequence[Case], y: Any, sample_weight: NDArray[np.float64]) -> Examples:
         y = self._labels_of(y)
@@ -71,14 +75,11 @@ class SequenceClassifier(ClassifierMixin, ClassEstimator):  # type: ignore[misc]
         return labels
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the share of the cases that are told right."""
+        """Return the accuracy."""
         return float(super().score(X, self._labels_of(y), sample_weight))
 
     def _strata(self, examples: Examples) -> NDArray[Any]:
         return np.array([int(target) for target in examples.targets])
-
-    def _loss(self, scores: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(scores, targets, reduction="none")
 
     def predict_proba(self, X: Any) -> NDArray[np.float32]:
         """Return the probability of each class, [cases, classes], in the order of `classes_`."""
@@ -94,7 +95,7 @@ class SequenceClassifier(ClassifierMixin, ClassEstimator):  # type: ignore[misc]
     def predict_proba_at_every_step(self, X: Any) -> list[NDArray[np.float32]]:
         """Return the probabilities [time, classes] of each case as they would be if it ended at each of its steps."""
         check_is_fitted(self, "network_")
-        if self.network_.layer.bidirectional:
+        if self.network_.bidirectional:
             raise UsageError(
                 f"{self._name}: expected one direction, because the second one starts at the end of a case."
             )

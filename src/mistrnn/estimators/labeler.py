@@ -6,15 +6,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
-from torch import Tensor
 
 from mistrnn.errors import UsageError
 from mistrnn.estimators._classes import ClassEstimator, label_array
 from mistrnn.estimators._estimator import is_missing, is_whole
-from mistrnn.estimators._fitting import Examples
-from mistrnn.estimators._sequences import Case
+from mistrnn.training.examples import Case, Examples
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -43,7 +40,6 @@ class FrameLabeler(ClassEstimator):
     piece_length: int | None = 1000
 
     _every_step: ClassVar[bool] = True
-    _fewest_validation_cases: ClassVar[int] = 2  # each has many labels
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
@@ -110,9 +106,6 @@ class FrameLabeler(ClassEstimator):
         if not is_missing(self.unlabeled):
             there[there] = [label != self.unlabeled for label in labels[there].tolist()]
         return there
-
-    def _loss(self, scores: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
 
     def predict_proba(self, X: Any) -> NDArray[np.float32] | list[NDArray[np.float32]]:
         """Return the probabilities of the classes: [cases, time, classes], or a list of [time, classes] if X is a list."""

@@ -1,4 +1,4 @@
-"""The network of an estimator: standardised inputs, a recurrent layer, a linear readout."""
+"""The network of an estimator that was saved by version 1: standardised inputs, one recurrent layer, a linear readout."""
 
 from inspect import signature
 from typing import Any
@@ -12,6 +12,7 @@ from mistrnn.errors import UsageError
 from mistrnn.layers import RecurrentLayer
 from mistrnn.layers._hooked import hooked_names
 from mistrnn.layers._state import State
+from mistrnn.models import Ensemble, SequenceNetwork
 from mistrnn.training.model import Model
 
 
@@ -36,6 +37,21 @@ class Network(Model):
         self.register_buffer("mean", torch.zeros(layer.input_size, dtype=torch.float64))
         self.register_buffer("scale", torch.ones(layer.input_size, dtype=torch.float64))
 
+    @property
+    def input_size(self) -> int:
+        """C, the channels of the input."""
+        return self.layer.input_size
+
+    @property
+    def output_size(self) -> int:
+        """K, the scores."""
+        return self.readout.out_features
+
+    @property
+    def bidirectional(self) -> bool:
+        """Whether it reads sequences in both directions."""
+        return self.layer.bidirectional
+
     def standardised(self, input: Tensor) -> Tensor:
         """Return the input as the layer reads it."""
         return ((input.to(self.mean.dtype) - self.mean) / self.scale).to(self.readout.weight.dtype)
@@ -47,14 +63,37 @@ class Network(Model):
         *,
         lengths: Tensor | None = None,
         every_step: bool | None = None,
+        keep_state: bool = True,
     ) -> tuple[Tensor, State]:
-        """Return the scores and the state to go on from; every_step: as the network is if left out."""
+        """Return the scores and the state to go on from; every_step: the network's own setting if None."""
         output, state = self.layer(self.standardised(input), state, lengths=lengths)
         read = output if (self.every_step if every_step is None else every_step) else self.at_the_end(state)
         return self.readout(F.dropout(read, self.dropout, self.training)), state
 
+    def stream(self, batch_size: int = 1) -> "LayerStream":
+        """Return the network as a stream: one call for each step."""
+        return LayerStream(self, batch_size)
 
-def check_plain_weights(network: Network) -> None:
+
+class LayerStream:
+    """A running `Network`: rows [B, C] in, scores [B, K] out."""
+
+    def __init__(self, network: Network, batch_size: int) -> None:
+        self._network, self._layer = network, network.layer.stream(batch_size)
+
+    @torch.no_grad()
+    def __call__(self, input: Tensor, reset: Tensor | None = None) -> Tensor:
+        """Take one step; `reset` [B] names the sequences that start afresh."""
+        network = self._network
+        scores: Tensor = network.readout(self._layer(network.standardised(input.to(network.mean.device)), reset))
+        return scores
+
+
+AnyNetwork = Network | SequenceNetwork | Ensemble
+"""The networks that an estimator may have."""
+
+
+def check_plain_weights(network: AnyNetwork) -> None:
     """Refuse weights that are computed from others: a file would hold those, and nothing of how."""
     if hooked := hooked_names(network):
         raise UsageError(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,17 +13,20 @@ from sklearn.utils import check_array
 from torch import Tensor
 
 from mistrnn.errors import UsageError
-from mistrnn.estimators._estimator import SequenceEstimator, Spoken
-from mistrnn.estimators._fitting import Examples
-from mistrnn.estimators._sequences import Case
+from mistrnn.estimators._estimator import SequenceEstimator, Spoken, check_pooling
+from mistrnn.models.ensemble import Answer
+from mistrnn.training.examples import Case, Examples
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SequenceRegressor(RegressorMixin, SequenceEstimator):  # type: ignore[misc]
     """Predicts a number, or several, for each sequence, by least squares on standardised targets.
 
-    The arguments as in `SequenceEstimator`. X is [cases, channels, time], [cases, time] for one channel, or a list of arrays
-    [channels, time]; y is [cases] or [cases, numbers].
+    Args:
+        pooling: how a sequence's frames become one vector: some of last, mean and max, joined with +.
+
+    The other arguments as in `SequenceEstimator`. X is [cases, channels, time], [cases, time] for one channel, or a list of
+    arrays [channels, time]; y is [cases] or [cases, numbers].
 
     >>> import numpy as np
     >>> from mistrnn import SequenceRegressor
@@ -33,6 +36,14 @@ class SequenceRegressor(RegressorMixin, SequenceEstimator):  # type: ignore[misc
     >>> model.score(X, y) > 0.9
     True
     """
+
+    pooling: str = "mean+max"
+
+    _answer: ClassVar[Answer] = "numbers"
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        check_pooling(self._name, self.pooling)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -59,9 +70,6 @@ class SequenceRegressor(RegressorMixin, SequenceEstimator):  # type: ignore[misc
 
     def _output_size(self) -> int:
         return len(self.y_mean_)
-
-    def _loss(self, scores: Tensor, targets: Tensor) -> Tensor:
-        return (scores - targets).square().mean(-1)
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Return the numbers: [cases] or [cases, numbers], as y was."""

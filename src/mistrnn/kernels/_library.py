@@ -49,22 +49,69 @@ class Call(ctypes.Structure):
     )
 
 
+_SIZES = (
+    *_named(_INT, "is_double", "threads"),
+    *_named(_POINTER, "team", "team_size"),
+    *_named(_INT, "E", "T", "B", "C"),
+)
+"""`struct BlockSizes` of kernels/cpp/blocks.h."""
+
+
+class DepthwiseConv(ctypes.Structure):
+    """`struct DepthwiseConv` of kernels/cpp/blocks.h."""
+
+    _fields_ = (
+        *_SIZES,
+        *_named(_INT, "K", "ahead"),
+        *_named(_POINTER, "x", "weight", "bias", "y", "d_y", "d_x", "d_weight", "d_bias", "workspace"),
+    )
+
+
+class BatchNorm(ctypes.Structure):
+    """`struct BatchNorm` of kernels/cpp/blocks.h."""
+
+    _fields_ = (
+        *_SIZES,
+        *_named(_DOUBLE, "epsilon"),
+        *_named(_POINTER, "lengths", "x", "weight", "bias", "y", "mean", "rstd", "variance"),
+        *_named(_POINTER, "d_y", "d_x", "d_weight", "d_bias"),
+    )
+
+
+class GatedUnit(ctypes.Structure):
+    """`struct GatedUnit` of kernels/cpp/blocks.h."""
+
+    _fields_ = (*_SIZES, *_named(_POINTER, "x", "d_y", "y", "d_x"))
+
+
 class Library:
     """The loaded library."""
 
     def __init__(self, path: Path) -> None:
         code = ctypes.CDLL(str(path))
         signatures: list[tuple[Any, Any, list[Any]]] = [
-            (code.mistrnn_call_size, _INT, []),
             (code.mistrnn_best_level, _INT, []),
             (code.mistrnn_run, _INT, [_POINTER, _INT, _INT]),
             (code.mistrnn_stream_new, _POINTER, [_POINTER, _INT]),
             (code.mistrnn_stream_step, None, [_POINTER, _POINTER, _POINTER, _INT]),
             (code.mistrnn_stream_free, None, [_POINTER]),
         ]
+        self._blocks: dict[type[ctypes.Structure], Any] = {
+            DepthwiseConv: code.mistrnn_depthwise_conv,
+            BatchNorm: code.mistrnn_batch_norm,
+            GatedUnit: code.mistrnn_glu,
+        }
+        signatures += [(function, _INT, [_POINTER, _INT]) for function in self._blocks.values()]
+        sizes = {
+            Call: code.mistrnn_call_size,
+            DepthwiseConv: code.mistrnn_depthwise_conv_size,
+            BatchNorm: code.mistrnn_batch_norm_size,
+            GatedUnit: code.mistrnn_glu_size,
+        }
+        signatures += [(function, _INT, []) for function in sizes.values()]
         for function, result, arguments in signatures:
             function.restype, function.argtypes = result, arguments
-        if code.mistrnn_call_size() != ctypes.sizeof(Call):
+        if any(size() != ctypes.sizeof(struct) for struct, size in sizes.items()):
             raise OSError(f"{path} is of another version of mistrnn; install mistrnn again")
         self._code = code
         self._team, self._team_size = _team()
@@ -82,6 +129,12 @@ class Library:
         if status == 1:
             raise MemoryError(f"not enough memory for {call.E} x {call.B} sequences of {call.T} steps")
         assert status == 0, "a cell that the library does not know"
+
+    def run_block(self, call: DepthwiseConv | BatchNorm | GatedUnit) -> None:
+        """Run a kernel of the network blocks."""
+        call.team, call.team_size = self._team, self._team_size
+        if self._blocks[type(call)](ctypes.byref(call), self.level):
+            raise MemoryError(f"not enough memory for {call.E} x {call.B} sequences of {call.T} steps")
 
     def new_stream(self, call: Call) -> int:
         """Return a stream; `stream_step` takes it on, `stream_free` ends it."""

@@ -1,8 +1,7 @@
-"""The report about a model in a folder: its figures as JSON, what was predicted as CSV, and pictures."""
+"""The report about a model in a folder: a page, its figures as JSON, what was predicted as CSV, and pictures."""
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +10,21 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
-from numpy.typing import NDArray
 
 from mistrnn.errors import UsageError
 from mistrnn.files import written_together
 from mistrnn.report._files import save_figure, save_table
-from mistrnn.report.evaluation import UNLABELLED, Evaluation
+from mistrnn.report.evaluation import UNLABELLED, Evaluation, Timeline, stretches
 from mistrnn.report.evaluation_text import percent
 from mistrnn.report.labels import draw_confusion
+from mistrnn.report.model_page import PAGE, write_model_page
 
 FORMAT, VERSION = "mistrnn-report", 1
 PICTURES = ("confusion", "where-it-errs", "longest-recording", "numbers")
 FILES = (
     "report.json",
     "predictions.csv",
+    PAGE,
     *(f"{name}.{kind}" for name in PICTURES for kind in ("svg", "png", "csv")),
 )
 """All that a report may consist of."""
@@ -63,15 +63,24 @@ def clear_report_folder(folder: Path, *, force: bool) -> None:
 
 
 def save_evaluation(
-    evaluation: Evaluation, folder: Path, *, title: str, about: Mapping[str, Any], force: bool = False
+    evaluation: Evaluation,
+    folder: Path,
+    *,
+    title: str,
+    about: Mapping[str, Any],
+    history: Sequence[Mapping[str, Any]] = (),
+    trials: Sequence[Mapping[str, Any]] = (),
+    force: bool = False,
 ) -> list[Path]:
-    """Write the report into a folder and return its files.
+    """Write the report into a folder and return its files, the page first.
 
     Args:
         evaluation: what to write.
         folder: made if need be; what else is in it stays.
-        title: stands above the pictures.
-        about: goes into report.json, beside the figures.
+        title: stands above the page and the pictures.
+        about: the model and the data, for the page and for report.json.
+        history: a dict for each epoch of the training: epoch, train_loss, validation_loss, best_epoch.
+        trials: a dict for each trial of a search, as `write_model_page` takes them.
         force: write it in the place of an earlier report.
     """
     figures = evaluation.figures
@@ -88,8 +97,9 @@ def save_evaluation(
             files += draw_confusion(counts, figures["confusion"]["classes"], place, title=title)
         if "over_time" in figures:
             files += _draw_where_it_errs(figures, place, title)
-        if evaluation.longest is not None:
-            files += _draw_longest(*evaluation.longest, figures["confusion"]["classes"], place)
+        for longest in evaluation.timelines[:1]:
+            files += _draw_longest(longest, figures["confusion"]["classes"], place)
+        files.insert(0, write_model_page(place, evaluation, title=title, about=about, history=history, trials=trials))
         clear_report_folder(folder, force=force)  # the earlier one is kept until this one is complete
     return [folder / path.name for path in files]
 
@@ -148,24 +158,24 @@ def _numbers_of(part: Mapping[str, Any]) -> dict[str, object]:
     return {"rows": part["rows"], "error": part["error"]}
 
 
-def _draw_longest(
-    own: str, truth: NDArray[np.int64], found: NDArray[np.int64], classes: Sequence[str], folder: Path
-) -> list[Path]:
+def _draw_longest(longest: Timeline, classes: Sequence[str], folder: Path) -> list[Path]:
     """Draw what is true and what was predicted over time, as lines from where a class begins to where it ends."""
     figure = Figure(figsize=(10, 1.6 + 0.24 * len(classes)), layout="constrained")
     axes = figure.subplots()
     rows: list[dict[str, object]] = []
-    for what, values, colour, height in (("true", truth, TRUE, 0.14), ("predicted", found, FOUND, -0.14)):
-        edges = np.flatnonzero(np.diff(values, prepend=values[0] - 1, append=values[-1] - 1))
-        runs = [(a, b, values[a]) for a, b in pairwise(edges) if values[a] != UNLABELLED]
+    for what, values, colour, height in (
+        ("true", longest.truth, TRUE, 0.14),
+        ("predicted", longest.found, FOUND, -0.14),
+    ):
+        runs = [(a, b, values[a]) for a, b in stretches(values) if values[a] != UNLABELLED]
         starts, ends, heights = (np.array(column) for column in zip(*runs, strict=True))
         axes.hlines(heights - height, starts, ends, color=colour, linewidth=4, label=what)
-        rows += [{"what": what, "from": int(a) + 1, "to": int(b), "class": classes[k]} for a, b, k in runs]
+        rows += [{"what": what, "from": a + 1, "to": b, "class": classes[k]} for a, b, k in runs]
     axes.set_yticks(range(len(classes)), classes, fontsize=8, parse_math=False)
     axes.set_ylim(len(classes) - 0.5, -0.5)
-    axes.set_xlim(0, len(truth))
+    axes.set_xlim(0, len(longest.truth))
     axes.set_xlabel("row of the recording, in the order of time")
-    axes.set_title(f"The longest recording, {own}", parse_math=False, fontsize=11)
+    axes.set_title(f"The longest recording, {longest.id}", parse_math=False, fontsize=11)
     axes.grid(axis="y", color="0.92", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside right upper", frameon=False)

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from mistrnn import __version__
 from mistrnn.errors import UsageError
 from mistrnn.files import write_whole
@@ -20,11 +18,11 @@ from mistrnn.paper import figure3, table1, table3, table4
 from mistrnn.paper.comparison import Comparison, Row, SeedRun
 from mistrnn.report import charts
 from mistrnn.report._files import refused
+from mistrnn.report._html import part, render
 from mistrnn.report.collected import Found, collect
 from mistrnn.tasks import TASKS
 from mistrnn.training import plus_minus
 
-PARTS = Path(__file__).parent / "template"
 NOTHING = "\N{EN DASH}"
 COLOURS = 8
 """Of a chart's series, before they repeat with other dashes."""
@@ -83,17 +81,13 @@ def build_page(folders: Sequence[Path | str], out: Path, *, title: str = "Recurr
         "tasks": list(_tasks(found, names)),
         "studies": [_study(one, names[id(one)]) for one in found],
         "paths": charts.shortest_paths(found, max((_steps(one) for one in found), default=0)),
-        "css": (PARTS / "page.css").read_text(encoding="utf-8"),
-        "script": (PARTS / "page.js").read_text(encoding="utf-8"),
+        "css": part("page.css"),
+        "script": part("page.js"),
     }
-    environment = Environment(
-        loader=FileSystemLoader(PARTS), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    text = environment.get_template("page.html").render(context)
+    content = render("page.html", context)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        # Names of files need not be text: what cannot be written stands there in numbers.
-        write_whole(out, text.encode(errors="backslashreplace"))
+        write_whole(out, content)
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}.") from error
     return Built(out, len(found), problems, collected.notes)

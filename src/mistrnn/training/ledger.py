@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mistrnn.training.early_stopping import Asha
-from mistrnn.training.group import part_of
 from mistrnn.training.run import BEST_SHOWN, Checkpoint, Results, Standing
+from mistrnn.training.stacked import part_of
 from mistrnn.training.store import Store
 from mistrnn.training.study import Study
 from mistrnn.training.tensorboard import Log

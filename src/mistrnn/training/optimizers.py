@@ -24,13 +24,35 @@ def clip(gradients: Tensors) -> tuple[Tensors, Tensor]:
 
 
 class Optimizer:
-    """SGD with momentum (0.9 in the paper), Adam or AdamW, in place on stacked parameters."""
+    """SGD with momentum (0.9 in the paper), Adam or AdamW, in place on stacked parameters.
 
-    def __init__(self, kind: str, parameters: Tensors, weight_decay: float = 0.0, momentum: float = 0.9) -> None:
+    Args:
+        kind: sgd, adam or adamw.
+        parameters: [E, ...] by name.
+        weight_decay: of all parameters and trials, or [E] for each parameter by name.
+        momentum: of sgd.
+    """
+
+    def __init__(
+        self, kind: str, parameters: Tensors, weight_decay: float | Tensors = 0.0, momentum: float = 0.9
+    ) -> None:
         self.kind, self.weight_decay, self.momentum = kind, weight_decay, momentum
         slots = ("momentum",) if kind == "sgd" else ("mean", "square")
         self.slots = {slot: {name: torch.zeros_like(value) for name, value in parameters.items()} for slot in slots}
         """What the optimiser remembers, stacked like the parameters."""
+
+    def keep(self, rows: Tensor) -> None:
+        """Leave only some trials, by their rows."""
+        self.slots = {
+            slot: {name: value[rows] for name, value in values.items()} for slot, values in self.slots.items()
+        }
+        if isinstance(self.weight_decay, dict):
+            self.weight_decay = {name: value[rows] for name, value in self.weight_decay.items()}
+
+    def _decay_of(self, name: str, parameter: Tensor) -> float | Tensor:
+        if isinstance(self.weight_decay, dict):
+            return _per_trial(self.weight_decay[name].to(parameter.dtype), parameter)
+        return self.weight_decay
 
     def update(self, parameters: Tensors, gradients: Tensors, learning_rate: Tensor, step: int) -> None:
         """Change the parameters by one step; the first has number 1, learning_rate is [E]."""
@@ -38,9 +60,9 @@ class Optimizer:
             gradient = gradients[name]
             rate = _per_trial(learning_rate.to(parameter.dtype), parameter)
             if self.kind == "adamw":
-                parameter.mul_(1 - rate * self.weight_decay)
+                parameter.mul_(1 - rate * self._decay_of(name, parameter))
             elif self.weight_decay:
-                gradient = gradient + self.weight_decay * parameter
+                gradient = gradient + self._decay_of(name, parameter) * parameter
             if self.kind == "sgd":
                 momentum = self.slots["momentum"][name]
                 momentum.mul_(self.momentum).add_(gradient)

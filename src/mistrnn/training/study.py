@@ -214,7 +214,7 @@ class Study:
         """Return the learning rate of a trial."""
         if self.learning_rate is not None:
             return self.learning_rate
-        uniform = _seed(self.seed, trial, "learning rate") / 2**63
+        uniform = seed_of(self.seed, trial, "learning rate") / 2**63
         return float(10 ** (LOWEST_EXPONENT + (HIGHEST_EXPONENT - LOWEST_EXPONENT) * uniform))
 
     def model(self, task: Task, device: torch.device | str | None = None) -> Model:
@@ -227,7 +227,7 @@ class Study:
     def initial_parameters(self, trial: int, task: Task) -> dict[str, Tensor]:
         """Return the parameters that a trial starts from, on the CPU, the same in every precision."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(_seed(self.seed, trial, "weights"))
+            torch.manual_seed(seed_of(self.seed, trial, "weights"))
             layer = layer_class(self.layer)(
                 task.input_size, self.hidden, **self.layer_options, device="cpu", dtype=torch.float32
             )
@@ -244,17 +244,17 @@ class Study:
 
     def data_order(self, trial: int, epoch: int, size: int) -> Tensor:
         """Return the order in which a trial goes through the training set in an epoch."""
-        generator = torch.Generator().manual_seed(_seed(self.seed, trial, f"epoch {epoch}"))
+        generator = torch.Generator().manual_seed(seed_of(self.seed, trial, f"epoch {epoch}"))
         return torch.randperm(size, generator=generator)
 
     def dropout_mask(self, trial: int, step: int, shape: tuple[int, int, int]) -> Tensor:  # [T, B, H]
         """Return what a trial's readout reads at an optimisation step: 0, or 1 / (1 - p); whatever T, its first steps agree."""
-        generator = torch.Generator().manual_seed(_seed(self.seed, trial, f"dropout {step}"))
+        generator = torch.Generator().manual_seed(seed_of(self.seed, trial, f"dropout {step}"))
         kept = torch.rand(shape, generator=generator) >= self.readout_dropout
         return kept.to(self.dtype) / (1 - self.readout_dropout)
 
 
-def _seed(seed: int, trial: int, purpose: str) -> int:
+def seed_of(seed: int, trial: int, purpose: str) -> int:
     """Return 63 bits that depend on all three."""
     digest = hashlib.sha256(f"{seed}/{trial}/{purpose}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

@@ -3,15 +3,22 @@
 #include <cpuid.h>
 #endif
 
+#include "kernels/cpp/blocks.h"
 #include "kernels/cpp/call.h"
+#include "kernels/cpp/network_stream.h"
 
 namespace mistrnn {
-#define MISTRNN_DECLARE(isa)                                \
-  namespace isa {                                           \
-  int64_t run(const Call&, bool);                           \
-  void* new_stream(const Call&);                            \
-  void stream_step(void*, const void* x, void* y, long);    \
-  void free_stream(void*);                                  \
+#define MISTRNN_DECLARE(isa)                                   \
+  namespace isa {                                              \
+  int64_t run(const Call&, bool);                              \
+  void* new_stream(const Call&);                               \
+  void stream_step(void*, const void* x, void* y, long);       \
+  void free_stream(void*);                                     \
+  int64_t depthwise_conv(const DepthwiseConv&);                \
+  int64_t batch_norm(const BatchNorm&);                        \
+  int64_t glu(const GatedUnit&);                               \
+  int64_t panel_bytes();                                       \
+  void network_step(const Network&, const void*, bool, void*); \
   }
 MISTRNN_DECLARE(base)
 #if defined(__x86_64__)
@@ -74,3 +81,28 @@ MISTRNN_EXPORT void mistrnn_stream_step(void* stream, const void* x, void* outpu
 }
 
 MISTRNN_EXPORT void mistrnn_stream_free(void* stream) { base::free_stream(stream); }
+
+MISTRNN_EXPORT int64_t mistrnn_depthwise_conv_size() { return sizeof(DepthwiseConv); }
+MISTRNN_EXPORT int64_t mistrnn_depthwise_conv(const DepthwiseConv* call, [[maybe_unused]] int64_t level) {
+  return MISTRNN_AT(level, depthwise_conv(*call));
+}
+
+MISTRNN_EXPORT int64_t mistrnn_batch_norm_size() { return sizeof(BatchNorm); }
+MISTRNN_EXPORT int64_t mistrnn_batch_norm(const BatchNorm* call, [[maybe_unused]] int64_t level) {
+  return MISTRNN_AT(level, batch_norm(*call));
+}
+
+MISTRNN_EXPORT int64_t mistrnn_glu_size() { return sizeof(GatedUnit); }
+MISTRNN_EXPORT int64_t mistrnn_glu(const GatedUnit* call, [[maybe_unused]] int64_t level) {
+  return MISTRNN_AT(level, glu(*call));
+}
+
+MISTRNN_EXPORT int64_t mistrnn_network_size() { return sizeof(Network); }
+MISTRNN_EXPORT int64_t mistrnn_network_block_size() { return sizeof(NetworkBlock); }
+
+// The width of a panel of a matrix.
+MISTRNN_EXPORT int64_t mistrnn_panel_bytes([[maybe_unused]] int64_t level) { return MISTRNN_AT(level, panel_bytes()); }
+
+MISTRNN_EXPORT void mistrnn_network_step(const Network* network, const void* input, int64_t input_is_double, void* scores) {
+  MISTRNN_AT(network->level, network_step(*network, input, input_is_double, scores));
+}
