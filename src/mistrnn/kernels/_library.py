@@ -84,6 +84,33 @@ class GatedUnit(ctypes.Structure):
     _fields_ = (*_SIZES, *_named(_POINTER, "x", "d_y", "y", "d_x"))
 
 
+class NetworkBlock(ctypes.Structure):
+    """`struct NetworkBlock` of kernels/cpp/network_stream.h."""
+
+    _fields_ = (
+        *_named(_POINTER, "layer"),
+        *_named(_INT, "H", "memory", "place"),
+        *_named(_POINTER, "layer_scale", "layer_shift", "conv_weight", "conv_bias", "history"),
+        *_named(_INT, "history_place"),
+        *_named(_POINTER, "projection_weight", "projection_bias", "unit_scale", "unit_shift"),
+        *_named(_POINTER, "up_weight", "up_bias", "down_weight", "down_bias"),
+    )
+
+
+class Network(ctypes.Structure):
+    """`struct Network` of kernels/cpp/network_stream.h."""
+
+    _fields_ = (
+        *_named(_INT, "is_double", "level", "B", "C", "W", "P", "K", "S"),
+        *_named(_POINTER, "mean", "deviation", "embedding_weight", "embedding_bias", "blocks"),
+        *_named(_INT, "block_count"),
+        *_named(_POINTER, "scale", "shift"),
+        *_named(_INT, "pooling_count"),
+        *_named(_POINTER, "poolings", "count", "pooled", "head_weight", "head_bias"),
+        *_named(_POINTER, "standardised", "x", "y", "layer_input", "layer_output", "up", "scores"),
+    )
+
+
 class Library:
     """The loaded library."""
 
@@ -95,6 +122,8 @@ class Library:
             (code.mistrnn_stream_new, _POINTER, [_POINTER, _INT]),
             (code.mistrnn_stream_step, None, [_POINTER, _POINTER, _POINTER, _INT]),
             (code.mistrnn_stream_free, None, [_POINTER]),
+            (code.mistrnn_panel_bytes, _INT, [_INT]),
+            (code.mistrnn_network_step, None, [_POINTER, _POINTER, _INT, _POINTER]),
         ]
         self._blocks: dict[type[ctypes.Structure], Any] = {
             DepthwiseConv: code.mistrnn_depthwise_conv,
@@ -107,6 +136,8 @@ class Library:
             DepthwiseConv: code.mistrnn_depthwise_conv_size,
             BatchNorm: code.mistrnn_batch_norm_size,
             GatedUnit: code.mistrnn_glu_size,
+            NetworkBlock: code.mistrnn_network_block_size,
+            Network: code.mistrnn_network_size,
         }
         signatures += [(function, _INT, []) for function in sizes.values()]
         for function, result, arguments in signatures:
@@ -119,6 +150,7 @@ class Library:
         """Whether threads share one trial's weights: 1 yes, 0 no, -1 where it is faster."""
         self.stream_step = code.mistrnn_stream_step
         self.stream_free = code.mistrnn_stream_free
+        self.network_step = code.mistrnn_network_step
         self.level: int = code.mistrnn_best_level()
         """Which of INSTRUCTION_SETS is used."""
 
@@ -142,6 +174,10 @@ class Library:
         if not stream:
             raise MemoryError(f"not enough memory for a stream of {call.B} sequences")
         return int(stream)
+
+    def panel_bytes(self) -> int:
+        """Return the width of a panel of a matrix, as `network_step` reads it."""
+        return int(self._code.mistrnn_panel_bytes(self.level))
 
 
 def _team() -> tuple[int | None, int | None]:

@@ -5,12 +5,15 @@ T time, B batch, C channels, K scores.
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
 from mistrnn.models.network import NetworkState, SequenceNetwork
+
+if TYPE_CHECKING:
+    from mistrnn.models._stream import EnsembleStream
 
 Answer = Literal["classes", "numbers"]
 
@@ -88,6 +91,12 @@ class Ensemble(nn.Module):
             scores.append(found)
             after.extend(new)
         return combined(scores, self.answer), tuple(after)
+
+    def stream(self, batch_size: int = 1, state: NetworkState | None = None) -> "EnsembleStream":
+        """Return a stream of all members; see `SequenceNetwork.stream`."""
+        from mistrnn.models._stream import EnsembleStream  # which imports this file
+
+        return EnsembleStream(self, batch_size, state)
 
 
 def combined(scores: Sequence[Tensor], answer: Answer) -> Tensor:

@@ -10,7 +10,7 @@ T time, B batch, C channels of the input, W width (hidden_size), K scores.
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from mistrnn.layers._state import State
 from mistrnn.layers.initialization import initialize
 from mistrnn.models._frames import BatchStatistics, DepthwiseConv, ForwardPass, FrameNorm, GatedUnit
 from mistrnn.models._pooling import Pooling
+
+if TYPE_CHECKING:
+    from mistrnn.models._stream import NetworkStream
 
 NetworkState = tuple[Tensor, ...]
 """Per block the last inputs of its convolution and the layer's state, then the pooling's; see `SequenceNetwork.state_names`."""
@@ -190,6 +193,13 @@ class SequenceNetwork(nn.Module):
             block.reset_parameters()
         self.norm.reset_parameters()
 
+    def set_dropout(self, probability: float) -> None:
+        """Change the dropout of all residual branches."""
+        self.dropout = _checks.probability(type(self).__name__, "dropout", probability)
+        for block in self.blocks:
+            assert isinstance(block, ResidualBlock)
+            block.dropout = self.dropout
+
     def recurrent_layers(self) -> list[RecurrentLayer]:
         """Return the recurrent layer of each block."""
         return [block.layer for block in self.blocks]  # type: ignore[misc]
@@ -285,6 +295,20 @@ class SequenceNetwork(nn.Module):
             assert isinstance(block, ResidualBlock)
             yield from (block.layer_norm, block.unit_norm)
         yield self.norm
+
+    def stream(self, batch_size: int = 1, state: NetworkState | None = None) -> "NetworkStream":
+        """Return a stream: called with the rows of one step [B, C], it returns the scores [B, K] if the sequences ended there.
+
+        Each call takes the same time and memory however long the stream runs. The stream reads the weights as they are when
+        it is made; one direction and evaluation mode only.
+
+        Args:
+            batch_size: B, the sequences that run side by side.
+            state: where to go on from; the beginning if None.
+        """
+        from mistrnn.models._stream import NetworkStream  # which imports this file
+
+        return NetworkStream(self, batch_size, state)
 
     def initial_state(self, batch_size: int) -> NetworkState:
         """Return the state before the first step."""

@@ -1,0 +1,277 @@
+"""A network that reads one step after another, in constant time and memory.
+
+B batch, C channels of the input, W width, H units of a layer, K scores.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from mistrnn.kernels.network_stream import BlockParts, FusedNetworkStream, NetworkParts, unavailable
+from mistrnn.layers import RecurrentLayer, _checks
+from mistrnn.layers._hooked import renew_hooked
+from mistrnn.layers._stream import _fused_steps
+from mistrnn.models._frames import DepthwiseConv, FrameNorm, GatedUnit
+from mistrnn.models._pooling import Pooling
+from mistrnn.models.ensemble import Ensemble, combined
+from mistrnn.models.network import NetworkState, ResidualBlock, SequenceNetwork
+
+_PARTS = (ResidualBlock, FrameNorm, DepthwiseConv, GatedUnit, Pooling, nn.Linear, nn.ModuleList)
+"""The modules that the compiled step knows, apart from the network itself and its layers; no subclasses of them."""
+
+
+class NetworkStream:
+    """A running network: `scores = stream(rows)` for one step after another; made by `network.stream(batch_size)`.
+
+    The scores are those of the sequences if they ended here. A stream runs without gradients on a copy of the weights as
+    they were when it was made: on a CPU as one compiled call, elsewhere, and where modules are not mistrnn's own or have
+    hooks, by `network(input, state)`.
+    """
+
+    def __init__(self, network: SequenceNetwork, batch_size: int, state: NetworkState | None) -> None:
+        self._name = type(network).__name__
+        if network.bidirectional:
+            raise ValueError(
+                f"{self._name}: expected bidirectional=False for a stream, because the future has not come yet."
+            )
+        if any(module.training for module in network.modules()):
+            raise ValueError(
+                f"{self._name}: expected evaluation mode for a stream, because norms read the whole batch in training and "
+                "dropout draws at random; call network.eval() first."
+            )
+        batch_size = _checks.positive_int(self._name, "batch_size", batch_size)
+        with torch.inference_mode(False), torch.no_grad():  # a stream outlives the mode in which it was made
+            initial = network.initial_state(batch_size)
+            state = initial if state is None else self._checked(state, initial, network.state_names)
+            parts = _fused_parts(network, state, batch_size)
+            self._steps: _FusedSteps | _ComposedSteps
+            if parts is None:
+                self._steps = _ComposedSteps(network, initial, state, batch_size)
+            else:
+                self._steps = _FusedSteps(network, parts)
+        self._shape = (batch_size, network.input_size)
+        self._device = network.mean.device
+
+    def __call__(self, input: Tensor, reset: Tensor | None = None) -> Tensor:
+        """Take the rows of one step [B, C] and return the scores [B, K].
+
+        reset [B] bool: the sequences that start afresh at this step.
+        """
+        if not isinstance(input, Tensor) or input.shape != self._shape:
+            got = list(input.shape) if isinstance(input, Tensor) else type(input).__name__
+            batch, channels = self._shape
+            raise ValueError(
+                f"{self._name}.stream: expected input [{batch}, {channels}], one step of {batch} sequences with "
+                f"input_size={channels}, got {got}."
+            )
+        if input.is_complex():
+            raise TypeError(f"{self._name}.stream: expected input of real numbers, got {input.dtype}.")
+        if input.device != self._device:
+            raise ValueError(
+                f"{self._name}.stream: expected input on {self._device}, because the parameters are there, got {input.device}."
+            )
+        if reset is not None:
+            _checks.check_reset(f"{self._name}.stream", reset, self._shape[:1], "[B]", self._steps.like)
+            self._steps.reset(reset)
+        return self._steps(input)
+
+    @property
+    def state(self) -> NetworkState:
+        """The state after the last step, in the form that the network takes and returns."""
+        return self._steps.state()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a running stream cannot be copied or pickled; make another one from its state.")
+
+    def _checked(self, state: NetworkState, initial: NetworkState, names: Sequence[str]) -> NetworkState:
+        if not isinstance(state, tuple | list) or len(state) != len(names):
+            got = f"{len(state)}" if isinstance(state, tuple | list) else type(state).__name__
+            raise ValueError(
+                f"{self._name}.stream: expected a state of {len(names)} tensors ({', '.join(names)}), got {got}."
+            )
+        for name, value, like in zip(names, state, initial, strict=True):
+            _checks.check_state(
+                f"{self._name}.stream", f"state's {name}", value, like.shape, "the network has it", like
+            )
+        return tuple(state)
+
+
+class EnsembleStream:
+    """A running ensemble, used as `NetworkStream`; made by `ensemble.stream(batch_size)`."""
+
+    def __init__(self, ensemble: Ensemble, batch_size: int, state: NetworkState | None) -> None:
+        self._answer = ensemble.answer
+        rest = None if state is None else list(state)
+        self._members: list[NetworkStream] = []
+        if rest is not None and len(rest) != len(ensemble.state_names):
+            raise ValueError(
+                f"{type(ensemble).__name__}.stream: expected a state of {len(ensemble.state_names)} tensors, got {len(rest)}."
+            )
+        for member in ensemble.networks:
+            count = len(member.state_names)
+            self._members.append(member.stream(batch_size, None if rest is None else tuple(rest[:count])))
+            rest = None if rest is None else rest[count:]
+
+    def __call__(self, input: Tensor, reset: Tensor | None = None) -> Tensor:
+        """Take the rows of one step [B, C] and return the scores [B, K]; reset as in `NetworkStream`."""
+        with torch.no_grad():
+            return combined([member(input, reset) for member in self._members], self._answer)
+
+    @property
+    def state(self) -> NetworkState:
+        """The state after the last step, in the form that the ensemble takes and returns."""
+        return tuple(tensor for member in self._members for tensor in member.state)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a running stream cannot be copied or pickled; make another one from its state.")
+
+
+class _FusedSteps:
+    """The compiled step, and its state in the network's form."""
+
+    def __init__(self, network: SequenceNetwork, parts: NetworkParts) -> None:
+        self.like = network.mean
+        self._stream = FusedNetworkStream(parts)
+        self.reset = self._stream.reset
+        self._forms = [layer._state_form(parts.batch_size) for layer in network.recurrent_layers()]
+
+    def __call__(self, input: Tensor) -> Tensor:
+        return self._stream(input)
+
+    def state(self) -> NetworkState:
+        found: list[Tensor] = []
+        for number, form in enumerate(self._forms):
+            history, layer_state = self._stream.block_state(number)
+            packed = form.pack([layer_state])
+            found.extend(() if history is None else (history,))
+            found.extend(packed if isinstance(packed, tuple) else (packed,))
+        return *found, *self._stream.pooled_state()
+
+
+class _ComposedSteps:
+    """One step after another through a copy of the network itself."""
+
+    def __init__(self, network: SequenceNetwork, initial: NetworkState, state: NetworkState, batch: int) -> None:
+        self.like = network.mean
+        for module in network.modules():
+            renew_hooked(module)  # without a graph, which could not be copied
+        self._network = copy.deepcopy(network)
+        self._initial = initial
+        self._state = tuple(tensor.clone() for tensor in state)
+        # Where two batch sizes differ is the axis of the sequences.
+        others = network.initial_state(batch + 1)
+        self._axes = [
+            next(axis for axis, pair in enumerate(zip(one.shape, other.shape, strict=True)) if pair[0] != pair[1])
+            for one, other in zip(initial, others, strict=True)
+        ]
+
+    @torch.no_grad()
+    def __call__(self, input: Tensor) -> Tensor:
+        scores: Tensor
+        scores, self._state = self._network(input.unsqueeze(0), self._state)
+        return scores[0] if self._network.every_step else scores
+
+    @torch.no_grad()
+    def reset(self, rows: Tensor) -> None:
+        self._state = tuple(
+            torch.where(rows.view(-1, *[1] * (tensor.dim() - axis - 1)), first, tensor)
+            for tensor, first, axis in zip(self._state, self._initial, self._axes, strict=True)
+        )
+
+    def state(self) -> NetworkState:
+        return tuple(tensor.clone() for tensor in self._state)
+
+
+def _fused_parts(network: SequenceNetwork, state: NetworkState, batch_size: int) -> NetworkParts | None:
+    """Return what the compiled step is made from; None where it would not compute the same as the network."""
+    if not _is_fusable(network):
+        return None
+    *states, pooled = network._unpacked(state)
+    return NetworkParts(
+        batch_size=batch_size,
+        mean=network.mean,
+        deviation=network.scale,
+        embedding=_linear(network.embedding),
+        blocks=[_block(block, own, batch_size) for block, own in zip(_blocks(network), states, strict=True)],
+        norm=network.norm.affine(),
+        poolings=() if network.pooling is None else network.pooling.kinds,
+        count=pooled[0] if pooled else None,
+        pooled=pooled[1:],
+        head=_linear(network.head),
+    )
+
+
+def _block(block: ResidualBlock, state: tuple[Tensor, ...], batch_size: int) -> BlockParts:
+    layer, conv = block.layer, block.conv
+    history, rest = (None, state) if conv is None else (state[0], state[1:])
+    weights = layer._current_weights()[0]
+    layer_state = layer._state_form(batch_size).unpack(rest if len(rest) > 1 else rest[0], weights["weight_hh"])
+    return BlockParts(
+        layer=_fused_steps(layer, weights, layer_state[0]),
+        layer_norm=block.layer_norm.affine(),
+        conv=None if conv is None else (conv.weight, conv.bias),
+        history=history,
+        projection=_linear(block.projection),
+        unit_norm=block.unit_norm.affine(),
+        up=_linear(block.unit.up),
+        down=_linear(block.unit.down),
+    )
+
+
+def _is_fusable(network: SequenceNetwork) -> bool:
+    """Whether the compiled step computes what the network computes."""
+    if type(network).forward is not SequenceNetwork.forward or not all(map(_is_known, network.modules())):
+        return False
+    like = network.embedding.weight
+    if like.device.type != "cpu" or unavailable(like.dtype) is not None:
+        return False
+    own = [*network.parameters(), *(buffer for norm in network.norms() for buffer in norm.buffers())]
+    if any(tensor.dtype != like.dtype or tensor.device != like.device for tensor in own):
+        return False
+    # Standardisation is compiled for statistics in float64, which `network.float()` shortens.
+    if any(tensor.dtype != torch.float64 or tensor.device != like.device for tensor in (network.mean, network.scale)):
+        return False
+    if any(list(tensor.shape) != shape for tensor, shape in _shapes(network)):
+        return False
+    return all(layer._takes_fused(like) for layer in network.recurrent_layers())
+
+
+def _is_known(module: nn.Module) -> bool:
+    """Whether a module computes what its class says."""
+    if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+        return False
+    if isinstance(module, RecurrentLayer):
+        alone = module.num_layers == 1 and not module.batch_first and not is_parametrized(module)
+        return alone and type(module).forward is RecurrentLayer.forward
+    return isinstance(module, SequenceNetwork) or type(module) in _PARTS
+
+
+def _shapes(network: SequenceNetwork) -> Iterator[tuple[Tensor, list[int]]]:
+    """Return all tensors with the shapes that they were made with; compiled code would read beyond others."""
+    width, inputs, scores = network.hidden_size, network.input_size, network.output_size
+    pooled = width * (1 if network.pooling is None else len(network.pooling.kinds))
+    linear = [(network.embedding, width, inputs), (network.head, scores, pooled)]
+    yield from ((network.mean, [inputs]), (network.scale, [inputs]))
+    for block in _blocks(network):
+        linear += [(block.projection, width, width), (block.unit.up, 2 * width, width), (block.unit.down, width, width)]
+        yield block.layer._weights(0, 0)["weight_ih"], [sum(block.layer._row_blocks()), width]
+        if block.conv is not None:
+            yield from ((block.conv.weight, [network.kernel_size, width]), (block.conv.bias, [width]))
+    for module, rows, columns in linear:
+        yield module.weight, [rows, columns]
+        if module.bias is not None:
+            yield module.bias, [rows]
+    for norm in network.norms():
+        yield from ((tensor, [width]) for tensor in (*norm.parameters(), *norm.buffers()))
+
+
+def _blocks(network: SequenceNetwork) -> list[ResidualBlock]:
+    return list(network.blocks)  # type: ignore[arg-type]
+
+
+def _linear(module: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    return module.weight, module.bias
