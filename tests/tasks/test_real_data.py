@@ -13,7 +13,7 @@ import torch
 from mistrnn.errors import UsageError
 from mistrnn.tasks import IGNORED, make_task, timit
 from mistrnn.tasks._mfcc import mfcc
-from mistrnn.tasks._recordings import Recordings
+from mistrnn.tasks._recordings import PreparedRecordings
 from mistrnn.tasks.hapt import prepare_hapt
 from mistrnn.tasks.mobiact import prepare_mobiact
 from mistrnn.tasks.timit import prepare_timit
@@ -62,7 +62,7 @@ def test_timit_in_any_case_and_both_formats(tmp_path: Path, upper: bool, nist: b
     task = make_task("timit", data=tmp_path / "out")
     assert task.sizes == {"train": 6, "val": 100, "test": 48}  # two sentences of each speaker: SA is left out
     assert (task.input_size, task.output_size, task.data_note) == (13, 40, "")
-    recordings = Recordings(tmp_path / "out", "").recordings
+    recordings = PreparedRecordings(tmp_path / "out", "").recordings
     groups = {split: {r.group for r in recordings if r.split == split} for split in ("train", "val", "test")}
     assert groups["test"] == set(timit.CORE_TEST)
     assert groups["val"] == set(timit.VALIDATION)
@@ -76,7 +76,7 @@ def test_timit_frames_are_standardised_coefficients_with_the_label_in_their_midd
     (place / "sx37.phn").write_text(labels.replace("0 800 sh", "100 800 sh"))
     (place / "sx37.wav").write_bytes(riff(samples))
     prepare_timit(tmp_path / "timit", tmp_path / "out")
-    prepared = Recordings(tmp_path / "out", "")
+    prepared = PreparedRecordings(tmp_path / "out", "")
     at = 0
     for recording in prepared.recordings:
         if recording.id == "fabc0/sx37":
@@ -97,7 +97,7 @@ def test_timit_sample_is_called_by_its_name_and_split_by_speaker(tmp_path: Path)
     task = make_task("timit", data=tmp_path / "out")
     assert task.data_note == "The data is the TIMIT sample of NLTK (16 speakers), not TIMIT."
     assert task.sizes == {"train": 20, "val": 6, "test": 6}
-    splits = {r.group: r.split for r in Recordings(tmp_path / "out", "").recordings}
+    splits = {r.group: r.split for r in PreparedRecordings(tmp_path / "out", "").recordings}
     assert Counter(splits.values()) == {"train": 10, "val": 3, "test": 3}
 
 
@@ -268,7 +268,7 @@ def test_mobiact_annotated_and_raw(tmp_path: Path, raw: bool) -> None:
     task = make_task("mobiact", data=tmp_path / "out")
     assert task.sizes == {"train": 94, "val": 20, "test": 20}
     assert (task.input_size, task.output_size, task.every_step) == (9, 2, True)
-    recordings = Recordings(tmp_path / "out", "").recordings
+    recordings = PreparedRecordings(tmp_path / "out", "").recordings
     assert {r.group for r in recordings if r.split == "val"} == {str(k) for k in range(48, 58)}
     inputs, targets = task.batch("train", torch.tensor([0]))
     assert (targets != IGNORED).sum() == 1

@@ -10,7 +10,7 @@ import torch
 
 from mistrnn.errors import UsageError
 from mistrnn.tasks import IGNORED, SPLITS, _recordings
-from mistrnn.tasks._recordings import BUCKET, Frames, Item, Recordings, RecordingTask, prepare, standardised
+from mistrnn.tasks._recordings import BUCKET, Frames, Item, PreparedRecordings, RecordingTask, prepare, standardised
 
 LENGTHS = {"a": 5, "b": 40, "c": 33, "d": 7, "e": 1, "f": 70}
 
@@ -124,7 +124,7 @@ def test_nothing_is_overwritten(folder: Path) -> None:
 
 def test_frames_stay_in_their_file_and_the_file_stays_as_it_is(folder: Path) -> None:
     before = (folder / "inputs.npy").read_bytes()
-    recordings = Recordings(folder, "")
+    recordings = PreparedRecordings(folder, "")
     for mapped in (recordings.inputs, recordings.labels):
         assert isinstance(mapped, np.memmap)
         with pytest.raises(ValueError, match="read-only"):
@@ -185,7 +185,7 @@ def test_preparing_holds_few_recordings_in_memory(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert 1e6 < peak < 6e6
-    assert Recordings(tmp_path / "set", "").inputs[::frames, 0].tolist() == list(range(40))
+    assert PreparedRecordings(tmp_path / "set", "").inputs[::frames, 0].tolist() == list(range(40))
 
 
 def bytes_of(task: RecordingTask) -> int:

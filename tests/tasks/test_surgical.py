@@ -9,7 +9,7 @@ import torch
 
 from mistrnn.errors import UsageError
 from mistrnn.tasks import IGNORED, make_task
-from mistrnn.tasks._recordings import Recordings, RecordingTask
+from mistrnn.tasks._recordings import PreparedRecordings, RecordingTask
 from mistrnn.tasks.surgical import prepare_surgical, segment_edit_distance
 from tests.tasks.recorded_files import write_gesture_phase, write_jigsaws, write_standard
 
@@ -28,7 +28,7 @@ def test_jigsaws_takes_labelled_frames_and_the_columns_of_both_hands(tmp_path: P
     table = np.loadtxt(source / KINEMATICS)
     columns = [39, 40, 41, 51, 52, 53, 57, 58, 59, 60, 70, 71, 72, 76]  # counted from 1
     kept = table[10:70][:, [c - 1 for c in columns]][::6]  # frames 11 to 70 have a label
-    prepared = Recordings(tmp_path / "out", "")
+    prepared = PreparedRecordings(tmp_path / "out", "")
     assert prepared.recordings[0].frames == 10
     np.testing.assert_allclose(prepared.inputs[:10], (kept - kept.mean(0)) / kept.std(0), rtol=1e-4, atol=1e-5)
     assert [prepared.classes[k] for k in prepared.labels[:10]] == ["G1"] * 5 + ["G8"] * 5
@@ -36,7 +36,7 @@ def test_jigsaws_takes_labelled_frames_and_the_columns_of_both_hands(tmp_path: P
 
 def test_one_user_is_tested_on_and_all_others_trained(tmp_path: Path) -> None:
     prepare_surgical(write_gesture_phase(tmp_path / "phase"), tmp_path / "out")
-    recordings = Recordings(tmp_path / "out", "").recordings
+    recordings = PreparedRecordings(tmp_path / "out", "").recordings
     for user, count in (("a", 3), ("b", 2), ("c", 2)):
         task = make_task("surgical", {"user": user}, data=tmp_path / "out")
         assert task.sizes == {"train": 7 - count, "val": 7 - count, "test": count}
@@ -50,7 +50,7 @@ def test_one_user_is_tested_on_and_all_others_trained(tmp_path: Path) -> None:
 
 def test_gesture_phase_takes_coordinates_and_both_spellings(tmp_path: Path) -> None:
     prepare_surgical(write_gesture_phase(tmp_path / "phase"), tmp_path / "out")
-    prepared = Recordings(tmp_path / "out", "")
+    prepared = PreparedRecordings(tmp_path / "out", "")
     assert (prepared.name, prepared.classes[1], prepared.inputs.shape[1]) == (
         "Gesture Phase Segmentation",
         "Preparation",

@@ -166,7 +166,7 @@ def _checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-class Recordings:
+class PreparedRecordings:
     """A prepared data set, memory-mapped."""
 
     def __init__(self, folder: Path, command: str) -> None:
@@ -199,53 +199,35 @@ class Recordings:
             )
 
 
-class RecordingTask(Task):
-    """A task on prepared recordings: a label for each frame, or one for each recording, at its last frame."""
+class FrameTask(Task):
+    """A task on recordings of any length: a label for each frame, or one for each recording, at its last frame."""
 
-    needs_data = True
     every_step = True
-    data_names: ClassVar[tuple[str, ...]] = ()
-    """The data sets that the task is about; any, if none are named."""
     one_label: bool = False
     """Whether a recording has a single label, which is asked for at its end."""
 
-    def __init__(self, data: Path, seed: int = 0) -> None:
-        recordings = Recordings(data, self.data_command)
-        if self.data_names and recordings.name not in self.data_names:
-            raise UsageError(
-                f"{data}: {self.name} is about {' or '.join(self.data_names)}, and these recordings are {recordings.name}. "
-                f"Prepare them with: {self.data_command}"
-            )
-        self.groups = sorted({recording.group for recording in recordings.recordings})
-        self.classes, self.data_name = recordings.classes, recordings.name
-        self.input_size, self.output_size = int(recordings.inputs.shape[1]), len(recordings.classes)
-        self.data_identity, self.data_note = recordings.identity, recordings.note
-        self._mapped = _view(recordings.inputs), _view(recordings.labels)
+    def _set_frames(self, inputs: Tensor, labels: Tensor, lengths: Tensor, splits: dict[Split, list[int]]) -> None:
+        """Take the frames of all recordings, one after the other, and set what follows from them.
+
+        Args:
+            inputs: [frames, I]
+            labels: [frames] classes, -1 where a frame has none.
+            lengths: [recordings]
+            splits: which recordings belong to each split.
+        """
+        self._mapped = inputs, labels
         self._inputs, self._labels = self._mapped
         """Where the frames live, in their file or on a device; places in them are kept beside them."""
         self._device = torch.device("cpu")
         """Where batches go."""
-        lengths = torch.tensor([recording.frames for recording in recordings.recordings])
         starts = lengths.cumsum(0) - lengths
-        self._starts: dict[Split, Tensor] = {}
-        self._lengths: dict[Split, Tensor] = {}
-        for split, chosen in self.split(recordings.recordings).items():
-            if not chosen:
-                raise UsageError(f"{self.name}: expected recordings to {split} on, and {data} has none.")
-            self._starts[split], self._lengths[split] = starts[chosen], lengths[chosen]
-        self.sizes = {split: len(chosen) for split, chosen in self._starts.items()}
+        self._starts = {split: starts[chosen] for split, chosen in splits.items()}
+        self._lengths = {split: lengths[chosen] for split, chosen in splits.items()}
+        self.sizes = {split: len(chosen) for split, chosen in splits.items()}
         self.steps = _bucketed(int(lengths.max()))
         self._commonest = self._class_counts("train").argmax()
         tested = self._class_counts("test")
         self.trivial_error = 1 - int(tested[self._commonest]) / int(tested.sum())
-
-    def split(self, recordings: Sequence[Recording]) -> dict[Split, list[int]]:
-        """Return which recordings belong to each split: as they were prepared."""
-        found: dict[Split, list[int]] = {"train": [], "val": [], "test": []}
-        for number, recording in enumerate(recordings):
-            if recording.split is not None:
-                found[recording.split].append(number)
-        return found
 
     def _class_counts(self, split: Split) -> Tensor:
         """Return how often each class is a target: by the labels alone, which are a small part of the data."""
@@ -288,7 +270,7 @@ class RecordingTask(Task):
             counted = counted & (steps == lengths - 1)
         return inputs.to(self._device), targets.masked_fill_(~counted, IGNORED).to(self._device)
 
-    def to(self, device: torch.device | str) -> "RecordingTask":
+    def to(self, device: torch.device | str) -> "FrameTask":
         """Let batches be on the device, and move all frames there if it has room for them; else they stay in their file."""
         device = torch.device(device)
         if device == self._device:
@@ -300,6 +282,40 @@ class RecordingTask(Task):
         self._lengths = {split: values.to(home) for split, values in self._lengths.items()}
         self._device = device
         return self
+
+
+class RecordingTask(FrameTask):
+    """A task on prepared recordings."""
+
+    needs_data = True
+    data_names: ClassVar[tuple[str, ...]] = ()
+    """The data sets that the task is about; any, if none are named."""
+
+    def __init__(self, data: Path, seed: int = 0) -> None:
+        recordings = PreparedRecordings(data, self.data_command)
+        if self.data_names and recordings.name not in self.data_names:
+            raise UsageError(
+                f"{data}: {self.name} is about {' or '.join(self.data_names)}, and these recordings are {recordings.name}. "
+                f"Prepare them with: {self.data_command}"
+            )
+        self.groups = sorted({recording.group for recording in recordings.recordings})
+        self.classes, self.data_name = recordings.classes, recordings.name
+        self.input_size, self.output_size = int(recordings.inputs.shape[1]), len(recordings.classes)
+        self.data_identity, self.data_note = recordings.identity, recordings.note
+        splits = self.split(recordings.recordings)
+        for split, chosen in splits.items():
+            if not chosen:
+                raise UsageError(f"{self.name}: expected recordings to {split} on, and {data} has none.")
+        lengths = torch.tensor([recording.frames for recording in recordings.recordings])
+        self._set_frames(_view(recordings.inputs), _view(recordings.labels), lengths, splits)
+
+    def split(self, recordings: Sequence[Recording]) -> dict[Split, list[int]]:
+        """Return which recordings belong to each split: as they were prepared."""
+        found: dict[Split, list[int]] = {"train": [], "val": [], "test": []}
+        for number, recording in enumerate(recordings):
+            if recording.split is not None:
+                found[recording.split].append(number)
+        return found
 
 
 def _view(mapped: NDArray[Any]) -> Tensor:
