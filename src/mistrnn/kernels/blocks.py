@@ -19,6 +19,8 @@ from mistrnn.kernels.contract import is_put_off
 
 WORTH_A_THREAD = 100_000
 """Numbers that take longer than waking a thread."""
+RESULTS = ("y", "mean", "rstd", "variance", "d_x", "d_weight", "d_bias")
+"""Tensors that kernels write; some of them are not empty where the input is."""
 
 
 def depthwise_conv(x: Tensor, weight: Tensor, bias: Tensor, ahead: int = 0) -> Tensor:
@@ -43,6 +45,8 @@ def batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor, lengths: Tensor | None, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalise each channel over all valid frames, and return the result with mean and (biased) variance [C].
+
+    Mean and variance are returned without a gradient of their own.
 
     Args:
         x: [T, B, C].
@@ -87,14 +91,15 @@ def _composed_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if lengths is None:
         variance, mean = torch.var_mean(x, (0, 1), correction=0)
-        return (x - mean) * torch.rsqrt(variance + epsilon) * weight + bias, mean, variance
+        y = (x - mean) * torch.rsqrt(variance + epsilon) * weight + bias
+        return y, mean.detach(), variance.detach()
     valid = (torch.arange(x.size(0), device=x.device).unsqueeze(1) < lengths).unsqueeze(-1)  # [T, B, 1]
     count = lengths.sum().clamp_min(1)
     mean = torch.where(valid, x, 0.0).sum((0, 1)) / count
     centred = torch.where(valid, x - mean, 0.0)
     variance = centred.square().sum((0, 1)) / count
     y = centred * torch.rsqrt(variance + epsilon) * weight + bias
-    return torch.where(valid, y, 0.0), mean, variance
+    return torch.where(valid, y, 0.0), mean.detach(), variance.detach()
 
 
 def _composed_gate(x: Tensor) -> Tensor:
@@ -162,7 +167,7 @@ class _Norm(torch.autograd.Function):
         x: Tensor, weight: Tensor, bias: Tensor, lengths: Tensor | None, epsilon: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         x, weight, bias = map(_plain, (x, weight, bias))
-        lengths = None if lengths is None else lengths.contiguous()
+        lengths = None if lengths is None else _plain(lengths.to(torch.int64))
         y, mean, rstd, variance = torch.empty_like(x), *(torch.empty_like(weight) for _ in range(3))
         call = BatchNorm(epsilon=epsilon)
         _run(call, x, lengths=lengths, x=x, weight=weight, bias=bias, y=y, mean=mean, rstd=rstd, variance=variance)
@@ -203,7 +208,7 @@ class _NormBackward(torch.autograd.Function):
         epsilon: float,
     ) -> tuple[Tensor, ...]:
         d_y, x, weight, mean, rstd = map(_plain, (d_y, x, weight, mean, rstd))
-        lengths = None if lengths is None else lengths.contiguous()
+        lengths = None if lengths is None else _plain(lengths.to(torch.int64))
         found = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
         named = dict(zip(("d_x", "d_weight", "d_bias"), found, strict=True))
         _run(BatchNorm(), x, lengths=lengths, x=x, weight=weight, mean=mean, rstd=rstd, d_y=d_y, **named)
@@ -275,9 +280,9 @@ class _GatedBackward(torch.autograd.Function):
 
 
 def _run(call: DepthwiseConv | BatchNorm | GatedUnit, like: Tensor, **tensors: Tensor | None) -> None:
-    """Run a kernel on tensors whose sizes [(E,) T, B, C] are those of `like`."""
+    """Run a kernel on tensors whose sizes [(E,) (T,) (B,) C] are those of `like`."""
     assert _library.library is not None
-    *trials, call.T, call.B, call.C = like.shape
+    *trials, call.T, call.B, call.C = (1,) * (3 - like.dim()) + tuple(like.shape)
     call.E = 1
     for size in trials:
         call.E *= size
@@ -288,8 +293,8 @@ def _run(call: DepthwiseConv | BatchNorm | GatedUnit, like: Tensor, **tensors: T
     if like.numel():
         _library.library.run_block(call)
         return
-    for name, tensor in tensors.items():
-        if tensor is not None and name.startswith("d_") and name != "d_y":
+    for name in RESULTS:
+        if (tensor := tensors.get(name)) is not None:
             tensor.zero_()
 
 

@@ -227,6 +227,8 @@ def _is_fusable(network: SequenceNetwork) -> bool:
     if type(network).forward is not SequenceNetwork.forward or not all(map(_is_known, network.modules())):
         return False
     like = network.embedding.weight
+    if not all(layer._takes_fused(like) for layer in network.recurrent_layers()):  # an error if that is wanted
+        return False
     if like.device.type != "cpu" or unavailable(like.dtype) is not None:
         return False
     own = [*network.parameters(), *(buffer for norm in network.norms() for buffer in norm.buffers())]
@@ -235,9 +237,7 @@ def _is_fusable(network: SequenceNetwork) -> bool:
     # Standardisation is compiled for statistics in float64, which `network.float()` shortens.
     if any(tensor.dtype != torch.float64 or tensor.device != like.device for tensor in (network.mean, network.scale)):
         return False
-    if any(list(tensor.shape) != shape for tensor, shape in _shapes(network)):
-        return False
-    return all(layer._takes_fused(like) for layer in network.recurrent_layers())
+    return all(list(tensor.shape) == shape for tensor, shape in _shapes(network))
 
 
 def _is_known(module: nn.Module) -> bool:

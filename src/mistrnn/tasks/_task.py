@@ -4,7 +4,8 @@ T time, B batch, I input, C outputs of the readout; leading dimensions (trials) 
 """
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -50,6 +51,13 @@ class Task(ABC):
     """What a reader of results must know about the data, if it is not the published set."""
     trivial_error: float
     """The test error of the best constant output."""
+
+    @classmethod
+    def from_data(cls, data: Path, **settings: Any) -> "Task":
+        """Return the task with its settings and its seed, its files read from a folder, if it needs any."""
+        kind: Any = cls
+        task: Task = kind(data=data, **settings)
+        return task
 
     @abstractmethod
     def trivial_output(self) -> Tensor:  # [C]

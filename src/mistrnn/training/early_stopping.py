@@ -1,24 +1,69 @@
-"""Giving up hopeless trials: asynchronous successive halving (Li et al. 2020), as Optuna decides it.
+"""Giving up hopeless trials: asynchronous successive halving (Li et al. 2020).
 
-A trial is judged when it has taken 1/16 and 1/4 of the steps: it goes on only if its validation error is among the best
-quarter of all trials that have come so far. Which trials those are depends on the order in which they arrive: in one
-process it follows from the seed, on a cluster from who is faster.
+asha     as Optuna decides it: a trial is judged when it has taken 1/16 and 1/4 of the steps, and goes on only if its validation
+         error is among the best quarter of all trials that have come so far.
+halving  of a search: a trial is judged once, at half of the steps, and goes on if it is in the better half.
+
+Which trials have come so far depends on their order: in one process it follows from the seed, on a cluster from who is faster.
 """
 
 from collections.abc import Iterable
+from typing import Protocol
 
 from mistrnn.errors import UsageError
-from mistrnn.training.study import Study
+from mistrnn.training.run import Experiment
 
 REDUCTION = 4
 FIRST_SHARE = REDUCTION**2
 """The first judgement comes after 1 / 16 of the steps."""
 
 
+class Judge(Protocol):
+    """Tells hopeless trials from others by their validation errors."""
+
+    def recall(self, points: Iterable[tuple[int, int, float]]) -> set[int]:
+        """Take in the points of earlier sessions, and return the trials that were hopeless when last seen.
+
+        A point is (trial, step, validation error).
+        """
+
+    def hopeless(self, points: Iterable[tuple[int, int, float, float]]) -> list[int]:
+        """Return which of the trials that have just been validated had better stop: trial, step, loss, error."""
+
+
+def judge_of(study: Experiment) -> Judge | None:
+    """Return the judge of an experiment, if hopeless trials are given up."""
+    if study.early_stop is None:
+        return None
+    return Asha(study) if study.early_stop == "asha" else Halving(study)
+
+
+class Halving:
+    """Retires the worse half of the trials at half of the steps."""
+
+    def __init__(self, study: Experiment) -> None:
+        interval = study.validation_interval
+        self._rung = interval * max(1, -(-study.total_steps // (2 * interval)))
+        """The first validation at or after half of the steps."""
+        self._last_step = study.total_steps
+        self._errors: dict[int, float] = {}
+
+    def recall(self, points: Iterable[tuple[int, int, float]]) -> set[int]:
+        """Take in what was measured in earlier sessions, and return the worse half."""
+        return set(self.hopeless([(trial, step, 0.0, error) for trial, step, error in points]))
+
+    def hopeless(self, points: Iterable[tuple[int, int, float, float]]) -> list[int]:
+        """Return the trials that have just reached the half of the steps and are in the worse half of all that have."""
+        new = {trial: error for trial, step, _, error in points if step == self._rung < self._last_step}
+        self._errors |= new
+        ranked = sorted(self._errors, key=lambda trial: (self._errors[trial], trial))
+        return sorted(set(ranked[(len(ranked) + 1) // 2 :]) & set(new))
+
+
 class Asha:
     """Judges the trials of a study by their validation errors."""
 
-    def __init__(self, study: Study) -> None:
+    def __init__(self, study: Experiment) -> None:
         try:
             import optuna
         except ModuleNotFoundError as error:

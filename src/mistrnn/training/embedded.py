@@ -9,12 +9,18 @@ from typing import Protocol
 import torch
 
 from mistrnn.errors import UsageError
-from mistrnn.tasks import Task
 from mistrnn.training.ledger import Assignment, Interrupted, Ledger
-from mistrnn.training.memory import OutOfMemory, memory_named, trials_that_fit
+from mistrnn.training.memory import OutOfMemory, memory_named
 from mistrnn.training.processes import ALONE, Processes, process_count
-from mistrnn.training.run import Checkpoint, ComputationFailed, Run, device_name
-from mistrnn.training.study import Study
+from mistrnn.training.run import (
+    Checkpoint,
+    ComputationFailed,
+    Data,
+    Experiment,
+    Run,
+    device_name,
+    fitting_trials,
+)
 
 REFUSED = "refused"
 """What the first process tells the others when it cannot begin."""
@@ -26,7 +32,7 @@ class Engine(Protocol):
     def check(self, device: str) -> None:
         """Refuse what cannot work, before anything is read or written."""
 
-    def run(self, ledger: Ledger, task: Task, *, device: str, data: Path | None, group_size: int | None) -> None:
+    def run(self, ledger: Ledger, task: Data, *, device: str, data: Path | None, group_size: int | None) -> None:
         """Train all that waits in the ledger; `Interrupted` when the ledger's watch asks to stop."""
 
 
@@ -40,7 +46,7 @@ class Embedded:
         """Refuse a device that is not there."""
         choose_device(device)
 
-    def run(self, ledger: Ledger, task: Task, *, device: str, data: Path | None, group_size: int | None) -> None:
+    def run(self, ledger: Ledger, task: Data, *, device: str, data: Path | None, group_size: int | None) -> None:
         """Train one group after the other."""
         place = choose_device(device)
         task = task.to(place)
@@ -71,7 +77,7 @@ class Embedded:
     def _train(
         self,
         ledger: Ledger,
-        task: Task,
+        task: Data,
         device: torch.device,
         group: Assignment,
         checkpoint: Checkpoint | None,
@@ -88,7 +94,7 @@ class Embedded:
                 raise Interrupted
         ledger.finished(group, run.results())
 
-    def follow(self, study: Study, task: Task, device: str, stop: Callable[[], bool]) -> None:
+    def follow(self, study: Experiment, task: Data, device: str, stop: Callable[[], bool]) -> None:
         """Train what the first process gives out, together with it; it alone keeps the study's folder."""
         place = choose_device(device)
         task = task.to(place)
@@ -110,13 +116,13 @@ class Embedded:
                     f"a share of {len(order[0])} trials does not fit into the memory of {place}: {error}"
                 ) from error
 
-    def _settled_group_size(self, ledger: Ledger, task: Task, device: torch.device, asked: int | None) -> int:
+    def _settled_group_size(self, ledger: Ledger, task: Data, device: torch.device, asked: int | None) -> int:
         """Return how many trials train at once: decided once for a study, so that a resumed one runs the same groups."""
         settled, study = ledger.group_size(), ledger.study
         if settled is None or (asked is not None and asked != settled):
-            with memory_named(f"a trial of {study.layer} with {study.hidden} units"):
+            with memory_named(study.trial_name):
                 neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if device.type == "cpu" else 1
-                settled = asked or trials_that_fit(study, task, device, 1 / neighbours)
+                settled = asked or fitting_trials(study, task, device, 1 / neighbours)
             if settled < ledger.waiting:
                 reason = "" if asked else " do not fit into memory at once: they"
                 ledger.watch.say(f"{ledger.waiting} trials{reason} run in groups of {settled}")

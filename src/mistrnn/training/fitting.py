@@ -37,6 +37,8 @@ class Recipe:
     dropout: float = 0.1
     label_smoothing: float = 0.1
     augmentation: Augmentation = field(default_factory=Augmentation)
+    initialization: str | None = None
+    """How the layers start; as the network says if None."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,10 @@ class NetworkTrials(StackedTrials):
         self.train_on, self.validate_on = train_on, validate_on
         self.total_steps, self.validation_interval = course.steps, course.validate_every
         self.keep_last = course.keep == "last"
-        starts = [_start(make, course.seed, trial) for trial in trials]
+        starts = [
+            _start(make, course.seed, trial, recipe.initialization)
+            for trial, recipe in zip(trials, recipes, strict=True)
+        ]
         self.network = copy.deepcopy(starts[0]).to("meta")
         """Their common shape; it holds no numbers."""
         parameters = _stacked([dict(one.named_parameters()) for one in starts], device)
@@ -100,9 +105,22 @@ class NetworkTrials(StackedTrials):
         network = copy.deepcopy(self.network)
         state = {name: value[record].detach().clone() for name, value in self.best.items()}
         network.load_state_dict({**{n: v.clone() for n, v in self._fixed.items()}, **state}, assign=True)
-        for parameter in network.parameters():
-            parameter.requires_grad_(True)
-        return network.eval()
+        network.set_dropout(self.recipes[record].dropout)
+        network.initialization = self.recipes[record].initialization or network.initialization
+        return network.requires_grad_(True).eval()
+
+    def measured(self) -> list[dict[str, Any]]:
+        """Return the validation error of each record; without validation cases there is none."""
+        count = self.network.parameter_count()
+        return [
+            {
+                "val_error": record.best_error if self.validate_on is not None and record.best_step is not None else None,
+                "test_error": None,
+                "best_step": record.best_step,
+                "parameters": count,
+            }
+            for record in self.records
+        ]
 
     def evaluate(self, parameters: Tensors, buffers: Tensors, frames: Frames) -> list[float]:
         """Return the mean loss of each stacked network."""
@@ -280,10 +298,16 @@ def schedule(step: int, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
 
 
-def _start(make: Callable[[], SequenceNetwork], seed: int, trial: int) -> SequenceNetwork:
+def _start(
+    make: Callable[[], SequenceNetwork], seed: int, trial: int, initialization: str | None = None
+) -> SequenceNetwork:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, trial, "weights"))
-        return make()
+        network = make()
+        if initialization is not None and initialization != network.initialization:
+            network.initialization = initialization
+            network.reset_parameters()
+        return network
 
 
 def _stacked(each: Sequence[Tensors], device: torch.device) -> Tensors:

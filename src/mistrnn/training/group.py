@@ -3,6 +3,7 @@
 E trials still running, T time, B batch, I input.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -47,10 +48,6 @@ class Group(StackedTrials):
         processes: Processes = ALONE,
     ) -> None:
         self.study, self.task, self.device, self._processes = study, task, device, processes
-        self.stop_wanted = False
-        """Set to ask all processes that train this group to stop."""
-        self.stop_agreed = False
-        """Whether one of them asked before the last step: all know it, after the same step."""
         self.model = study.model(task, device="meta")
         self.total_steps, self.validation_interval = study.total_steps, study.validation_interval
         self.keep_last = study.keep == "last"
@@ -79,6 +76,24 @@ class Group(StackedTrials):
 
     def _validation_errors(self) -> list[float]:
         return self.evaluate(self.parameters, "val")
+
+    def measured(self) -> list[dict[str, Any]]:
+        """Test every trial at its best validation."""
+        parameters = self.study.model(self.task, device="meta").parameter_count()
+        rows = []
+        for record, test_error in zip(self.records, self.evaluate(self.best, "test"), strict=True):
+            validated = record.best_step is not None and math.isfinite(test_error)
+            rows.append(
+                {
+                    "val_error": record.best_error if validated else None,
+                    "test_error": test_error if validated else None,
+                    "best_step": record.best_step if validated else None,
+                    "parameters": parameters,
+                }
+            )
+            if not math.isfinite(test_error) and record.diverged_step is None:
+                record.diverged_step = self.step
+        return rows
 
     def evaluate(self, parameters: Tensors, split: Split) -> list[float]:
         """Return the error of each stacked model on a whole split; what bounds a step's memory does so here, too."""

@@ -5,11 +5,10 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mistrnn.training.early_stopping import Asha
-from mistrnn.training.run import BEST_SHOWN, Checkpoint, Results, Standing
+from mistrnn.training.early_stopping import judge_of
+from mistrnn.training.run import BEST_SHOWN, Checkpoint, Experiment, Results, Standing
 from mistrnn.training.stacked import part_of
 from mistrnn.training.store import Store
-from mistrnn.training.study import Study
 from mistrnn.training.tensorboard import Log
 
 
@@ -70,7 +69,7 @@ class Assignment:
 class Ledger:
     """Gives groups to whoever trains them, and keeps what comes back."""
 
-    def __init__(self, study: Study, store: Store, wanted: Sequence[int], watch: Watch) -> None:
+    def __init__(self, study: Experiment, store: Store, wanted: Sequence[int], watch: Watch) -> None:
         self.study, self.watch = study, watch
         self._store, self._wanted = store, list(wanted)
         complete = {row["trial"] for row in store.trials() if row["status"] != "crashed"}
@@ -79,9 +78,9 @@ class Ledger:
         self._begun = self._groups_begun(complete)
         """Groups that have a checkpoint, or have been lost on the way: they go first."""
         self._training: list[Assignment] = []
-        self._asha = Asha(study) if study.early_stop == "asha" else None
-        if self._asha is not None:
-            hopeless = self._asha.recall(self._points_so_far())
+        self._judge = judge_of(study)
+        if self._judge is not None:
+            hopeless = self._judge.recall(self._points_so_far())
             for group in self._begun:
                 group.hopeless = tuple(hopeless & set(group.trials))
 
@@ -114,7 +113,8 @@ class Ledger:
             if checkpoint is not None:
                 self.watch.say(f"going on with {group} from step {checkpoint[1]['step']}")
         else:
-            group = Assignment(tuple(fresh[:limit]))
+            stack = self.study.stack_of(fresh[0])
+            group = Assignment(tuple([trial for trial in fresh if self.study.stack_of(trial) == stack][:limit]))
         self._begun = [other for other in self._begun if not set(other.trials) & set(group.trials)]
         self._missing = [trial for trial in self._missing if trial not in group.trials]
         group.saved = time.monotonic()
@@ -139,8 +139,8 @@ class Ledger:
             for trial, step, loss, error in standing.points:
                 self.watch.log.add({"train_loss": loss, "validation_error": error}, step, run=f"trial-{trial}")
         self.watch.report(self._progress())
-        if self._asha is not None and standing.points:
-            group.hopeless = tuple(self._asha.hopeless(standing.points))
+        if self._judge is not None and standing.points:
+            group.hopeless = tuple(self._judge.hopeless(standing.points))
 
     def finished(self, group: Assignment, results: Results) -> None:
         """Keep a group's results."""
@@ -157,7 +157,7 @@ class Ledger:
             {
                 "trial": trial,
                 "status": "crashed",
-                "learning_rate": self.study.learning_rate_of(trial),
+                **self.study.settings_of(trial),
                 **dict.fromkeys(unknown),
                 "group": len(group.trials),
                 "device": device,

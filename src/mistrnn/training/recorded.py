@@ -51,9 +51,13 @@ def _what_is_wrong(row: Any) -> str | None:
         if name not in row or not holds(row[name]):
             got = repr(row[name])[:40] if name in row else "nothing"
             return f"expected a trial with its status; its {name} is {got}"
-    if (row["val_error"] is None) != (row["test_error"] is None):
-        return "expected both a validation and a test error, or none"
+    if row["val_error"] is None and row["test_error"] is not None:
+        return "expected no test error without a validation error"
     return None
+
+
+def _model_name(trial: int) -> str:
+    return f"models/trial-{trial:03}.safetensors"
 
 
 class Recorded:
@@ -80,6 +84,8 @@ class Recorded:
 
     def study(self) -> Study:
         """Return the study's settings."""
+        if "search" in self.settings()["settings"]:
+            raise UsageError(f"{self.folder}: expected a study, got one stage of a search for settings (`mist tune`).")
         try:
             return Study(**self.settings()["settings"])
         except UsageError as error:
@@ -160,19 +166,24 @@ class Recorded:
 
     def model(self, trial: int, task: Task) -> Model:
         """Return a trial's model as it was at its best validation, on the CPU."""
-        name = f"models/trial-{trial:03}.safetensors"
-        path = self._files.at(name)
-        if not self._exists(name):
-            raise UsageError(
-                f"{path}: there is no model of trial {trial}: it is not finished, or has never been validated."
-            )
         model = self.study().model(task)
-        found = self._read_tensors(name)
+        found = self.tensors_of(trial)
         try:
             model.load_state_dict(found)
         except RuntimeError as error:
+            path = self._files.at(_model_name(trial))
             raise UsageError(f"{path}: not a model of this study ({error}).") from error
         return model
+
+    def tensors_of(self, trial: int) -> dict[str, Tensor]:
+        """Return a trial's parameters as they were at its best validation, by name."""
+        name = _model_name(trial)
+        if not self._exists(name):
+            raise UsageError(
+                f"{self._files.at(name)}: there is no model of trial {trial}: it is not finished, or has never been "
+                "validated."
+            )
+        return self._read_tensors(name)
 
     def _exists(self, name: str) -> bool:
         try:

@@ -13,12 +13,19 @@ from torch import Tensor
 from mistrnn.errors import UsageError
 from mistrnn.tasks import Task
 from mistrnn.training.group import Group
-from mistrnn.training.memory import OutOfMemory, out_of_memory
+from mistrnn.training.memory import OutOfMemory, out_of_memory, trials_that_fit
 from mistrnn.training.processes import ALONE, Processes
+from mistrnn.training.search import Search, SearchData
+from mistrnn.training.stacked import StackedTrials
 from mistrnn.training.study import Study
 
 Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]
 """All that changes in a group, as tensors and as JSON."""
+
+Experiment = Study | Search
+"""The settings of trials: under the paper's protocol, or of a search on people's own cases."""
+Data = Task | SearchData
+"""What they train on."""
 
 BEST_SHOWN = 3
 
@@ -57,8 +64,8 @@ class Run:
 
     def __init__(
         self,
-        study: Study,
-        task: Task,
+        study: Experiment,
+        task: Data,
         trials: Sequence[int],
         device: torch.device,
         checkpoint: Checkpoint | None = None,
@@ -66,9 +73,9 @@ class Run:
     ) -> None:
         self._began = time.monotonic()
         self._seconds_before = 0.0
-        self._study, self._task, self._device, self._processes = study, task, device, processes
+        self._study, self._device, self._processes = study, device, processes
         with _failures_named():
-            self._group = Group(study, task, trials, device, processes)
+            self._group = _stacked(study, task, trials, device, processes)
             if checkpoint is not None:
                 self._group.restore(*checkpoint)
         if checkpoint is not None:
@@ -121,24 +128,19 @@ class Run:
         return tensors, {**rest, "seconds": self._seconds()}
 
     def results(self) -> Results:
-        """Test every trial at its best validation."""
+        """Measure every trial at its best validation."""
         group = self._group
         with _failures_named():
-            tested = group.evaluate(group.best, "test")
-        parameters = self._study.model(self._task, device="meta").parameter_count()
+            measured = group.measured()
         rows = []
-        for record, test_error in zip(group.records, tested, strict=True):
-            validated = record.best_step is not None and math.isfinite(test_error)
+        for record, own in zip(group.records, measured, strict=True):
             rows.append(
                 {
                     "trial": record.trial,
-                    "status": record.status if math.isfinite(test_error) else "diverged",
-                    "learning_rate": self._study.learning_rate_of(record.trial),
-                    "val_error": record.best_error if validated else None,
-                    "test_error": test_error if validated else None,
-                    "best_step": record.best_step if validated else None,
+                    "status": record.status,
+                    **self._study.settings_of(record.trial),
+                    **own,
                     "steps": record.diverged_step or record.stopped_step or group.step,
-                    "parameters": parameters,
                     "seconds": round(self._seconds(), 3),
                     "group": len(group.records),
                     "device": device_name(self._device),
@@ -158,6 +160,31 @@ class Run:
 
     def _seconds(self) -> float:
         return self._seconds_before + time.monotonic() - self._began
+
+
+def _stacked(
+    study: Experiment, data: Data, trials: Sequence[int], device: torch.device, processes: Processes
+) -> StackedTrials:
+    """Return trials before their first step."""
+    if isinstance(study, Search):
+        assert isinstance(data, SearchData)
+        return study.start(data, trials, device)
+    assert isinstance(data, Task)
+    return Group(study, data, trials, device, processes)
+
+
+def fitting_trials(study: Experiment, data: Data, device: torch.device, share: float = 1.0) -> int:
+    """Return how many trials can be expected to train at once in a share of the device's free memory; at least one."""
+    if isinstance(study, Search):
+        assert isinstance(data, SearchData)
+        return study.trials_that_fit(data, device, share)
+    assert isinstance(data, Task)
+    return trials_that_fit(study, data, device, share)
+
+
+def experiment_from(settings: dict[str, Any]) -> Experiment:
+    """Return the experiment whose `as_dict` these settings are."""
+    return Search.from_dict(settings) if "search" in settings else Study(**settings)
 
 
 def device_name(device: torch.device) -> str:

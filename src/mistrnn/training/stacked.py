@@ -56,6 +56,10 @@ class StackedTrials(ABC):
     validation_interval: int
     keep_last = False
     """Whether each validation replaces the best parameters."""
+    stop_wanted = False
+    """Set to ask all processes that train these trials to stop."""
+    stop_agreed = False
+    """Whether one of them asked before the last step: all know it, after the same step."""
 
     def __init__(
         self, trials: Sequence[int], parameters: Tensors, optimizer: Optimizer, buffers: Tensors | None = None
@@ -83,6 +87,10 @@ class StackedTrials(ABC):
     @abstractmethod
     def _validation_errors(self) -> list[float]:
         """Return the validation error of each running trial."""
+
+    @abstractmethod
+    def measured(self) -> list[dict[str, Any]]:
+        """Return for each record its validation and test error, the step of the best, and the number of weights."""
 
     @abstractmethod
     def _rows_changed(self) -> None:

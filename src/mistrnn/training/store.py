@@ -25,7 +25,7 @@ from mistrnn.errors import UsageError
 from mistrnn.files import LOCK
 from mistrnn.training.provenance import about_this_run
 from mistrnn.training.recorded import COLUMNS, FORMAT, Recorded
-from mistrnn.training.study import Study
+from mistrnn.training.run import Experiment
 
 OWN_FILES = re.compile(r"(study|groups)\.json|trials\.jsonl|(curves|gradients|checkpoint-\d+)\.safetensors")
 CHECKPOINT = re.compile(r"checkpoint-(\d+)\.safetensors")
@@ -43,7 +43,7 @@ class Store(Recorded):
     """
 
     def __init__(
-        self, folder: Path | str, study: Study, data_identity: str | None = None, *, fresh: bool = False
+        self, folder: Path | str, study: Experiment, data_identity: str | None = None, *, fresh: bool = False
     ) -> None:
         super().__init__(folder)
         try:
@@ -81,7 +81,7 @@ class Store(Recorded):
                 if pattern.fullmatch(name) and (found != name or not half_written_only):
                     self._files.remove(f"{inside}/{found}" if inside else found)
 
-    def _settle(self, study: Study, data_identity: str | None) -> None:
+    def _settle(self, study: Experiment, data_identity: str | None) -> None:
         """Write the settings, or make sure that they are those of the study that is there."""
         if not self._exists("study.json"):
             settings = {"format": FORMAT, "settings": study.as_dict(), "data": data_identity, "about": about_this_run()}

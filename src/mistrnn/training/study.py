@@ -217,6 +217,19 @@ class Study:
         uniform = seed_of(self.seed, trial, "learning rate") / 2**63
         return float(10 ** (LOWEST_EXPONENT + (HIGHEST_EXPONENT - LOWEST_EXPONENT) * uniform))
 
+    def settings_of(self, trial: int) -> dict[str, Any]:
+        """Return what tells a trial from the others, as its line in trials.jsonl has it."""
+        return {"learning_rate": self.learning_rate_of(trial)}
+
+    def stack_of(self, trial: int) -> int:
+        """Return which trials can train as one computation: all of them."""
+        return 0
+
+    @property
+    def trial_name(self) -> str:
+        """What one trial is, for messages."""
+        return f"a trial of {self.layer} with {self.hidden} units"
+
     def model(self, task: Task, device: torch.device | str | None = None) -> Model:
         """Return an untrained model of this study."""
         layer = layer_class(self.layer)(

@@ -86,7 +86,7 @@ def run_study(
         raise UsageError(f"cannot write TensorBoard's files to {log_dir}: it is a file.")
     (engine or Embedded()).check(device)
     task = task or study_task(study, data)
-    with memory_named(f"a trial of {study.layer} with {study.hidden} units"):
+    with memory_named(study.trial_name):
         study.initial_parameters(0, task)
     if study.batch_size > task.sizes["train"]:
         raise UsageError(f"expected batch_size <= {task.sizes['train']}, the training set, got {study.batch_size}.")

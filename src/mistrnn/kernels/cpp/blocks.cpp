@@ -1,7 +1,7 @@
 // The kernels of kernels/cpp/blocks.h for one instruction set; MISTRNN_ISA names it.
 //
 // All of them are bound by memory: each pass reads a piece of time that fits the second-level cache, and sums over frames
-// are taken in `Real` within a piece and in double across pieces.
+// are taken in double: in float they would lose digits with the number of frames.
 #include "kernels/cpp/blocks.h"
 
 #include <stdlib.h>
@@ -57,6 +57,20 @@ template <class T> struct Buffer {
   Buffer(const Buffer&) = delete;
 };
 
+// The elements of a vector in double, and their sums. Rows of sums are padded to whole vectors.
+template <class F> struct Wide {
+  typedef double V __attribute__((ext_vector_type(lanes<F>)));
+};
+template <class F> using WideVec = typename Wide<F>::V;
+template <class F> inline WideVec<F> widen(Vec<F> v) { return __builtin_convertvector(v, WideVec<F>); }
+template <class F> inline void add_to(double* row, long c, WideVec<F> v) {
+  WideVec<F> sum;
+  memcpy(&sum, row + c, sizeof sum);
+  sum += v;
+  memcpy(row + c, &sum, sizeof sum);
+}
+template <class F> inline long padded(long channels) { return (channels + lanes<F> - 1) / lanes<F> * lanes<F>; }
+
 template <class F> inline Vec<F> silu(Vec<F> z) { return z * sigmoid<F>(z); }
 template <class F> inline Vec<F> silu_derivative(Vec<F> z) {
   const Vec<F> s = sigmoid<F>(z);
@@ -73,8 +87,8 @@ template <class F> class Conv {
   Status forward() {
     pieces_.for_each([&](Piece piece, long) {
       for (long t = piece.first; t < piece.end; t++) {
-        F* y = row((F*)call_.y, piece.e, t);
-        correlate(row((const F*)call_.x, piece.e, 0), y, piece.e, t, (const F*)call_.bias);
+        F* y = step((F*)call_.y, piece.e, t);
+        correlate(step((const F*)call_.x, piece.e, 0), y, piece.e, t, (const F*)call_.bias);
         for (long i = 0; i < B * C; i += lanes<F>) store_at(y, i, B * C, silu<F>(load_at(y, i, B * C)));
       }
     });
@@ -82,41 +96,44 @@ template <class F> class Conv {
   }
 
   Status backward() {
-    const long width = (K + 1) * C;  // the taps and the bias
-    Buffer<F> sums(pieces_.count() * width);
+    const long row = padded<F>(C), width = (K + 1) * row;  // the taps and the bias
+    Buffer<double> sums(pieces_.count() * width);
     if (!sums.data) return kOutOfMemory;
     F* d_z = (F*)call_.workspace;
     pieces_.for_each([&](Piece piece, long) {  // the gradient of the pre-activation, which is computed again
       for (long t = piece.first; t < piece.end; t++) {
-        F* to = row(d_z, piece.e, t);
-        const F* d_y = row((const F*)call_.d_y, piece.e, t);
-        correlate(row((const F*)call_.x, piece.e, 0), to, piece.e, t, (const F*)call_.bias);
+        F* to = step(d_z, piece.e, t);
+        const F* d_y = step((const F*)call_.d_y, piece.e, t);
+        correlate(step((const F*)call_.x, piece.e, 0), to, piece.e, t, (const F*)call_.bias);
         for (long i = 0; i < B * C; i += lanes<F>)
           store_at(to, i, B * C, load_at(d_y, i, B * C) * silu_derivative<F>(load_at(to, i, B * C)));
       }
     });
     pieces_.for_each([&](Piece piece, long number) {
-      F* sum = sums.data + number * width;
+      double* sum = sums.data + number * width;
       for (long t = piece.first; t < piece.end; t++) {
-        if (call_.d_x) convolve_back(row(d_z, piece.e, 0), row((F*)call_.d_x, piece.e, t), piece.e, t);
+        if (call_.d_x) convolve_back(step(d_z, piece.e, 0), step((F*)call_.d_x, piece.e, t), piece.e, t);
         if (call_.d_weight) add_weight_gradients(d_z, piece.e, t, sum);
       }
     });
     if (!call_.d_weight) return kDone;
     for (long e = 0; e < call_.sizes.E; e++)
-      for (long i = 0; i < width; i++) {
-        double total = 0;
-        for (long p = 0; p < pieces_.per_trial(); p++) total += sums.data[(e * pieces_.per_trial() + p) * width + i];
-        if (i < K * C) ((F*)call_.d_weight)[e * K * C + i] = (F)total;
-        else ((F*)call_.d_bias)[e * C + i - K * C] = (F)total;
-      }
+      for (long k = 0; k <= K; k++)
+        for (long c = 0; c < C; c++) {
+          const double* sum = sums.data + e * pieces_.per_trial() * width + k * row + c;
+          double total = 0;
+          for (long p = 0; p < pieces_.per_trial(); p++) total += sum[p * width];
+          if (k < K) ((F*)call_.d_weight)[(e * K + k) * C + c] = (F)total;
+          else ((F*)call_.d_bias)[e * C + c] = (F)total;
+        }
     return kDone;
   }
 
  private:
-  static constexpr long kTaps = 8;  // taken together
+  static constexpr long kTaps = 8;       // taken together
+  static constexpr long kSequences = 16;  // summed in F
 
-  template <class P> P* row(P* p, long e, long t) const { return p + (e * T + t) * B * C; }
+  template <class P> P* step(P* p, long e, long t) const { return p + (e * T + t) * B * C; }
   const F* tap(long e, long k) const { return (const F*)call_.weight + (e * K + k) * C; }
 
   // to = bias + sum over k of weight_k * x_{t+ahead-k}
@@ -159,32 +176,34 @@ template <class F> class Conv {
     }
   }
 
-  void add_weight_gradients(const F* d_z, long e, long t, F* sum) const {
-    const F *own = row(d_z, e, t), *x = row((const F*)call_.x, e, 0);
-    for (long c = 0; c < C; c += lanes<F>) {
-      Vec<F> bias = F(0);
-      for (long b = 0; b < B; b++) bias += load_at(own + b * C, c, C);
-      store_at(sum + K * C, c, C, load_at(sum + K * C, c, C) + bias);
-    }
+  void add_weight_gradients(const F* d_z, long e, long t, double* sum) const {
+    const F *own = step(d_z, e, t), *x = step((const F*)call_.x, e, 0);
+    const long row = padded<F>(C);
     const long newest = t + call_.ahead, first = newest < T ? 0 : newest - T + 1;
     const long last = newest + 1 < K ? newest + 1 : K;
-    for (long k = first; k < last; k += kTaps) {
-      const long count = last - k < kTaps ? last - k : kTaps;
+    for (long begin = 0; begin < B; begin += kSequences) {
+      const long end = begin + kSequences < B ? begin + kSequences : B;
       for (long c = 0; c < C; c += lanes<F>) {
-        Vec<F> taps[kTaps];
-        for (long i = 0; i < kTaps; i++) taps[i] = F(0);
-        for (long b = 0; b < B; b++) {
-          const Vec<F> d = load_at(own + b * C, c, C);
-          const F* from = x + (newest - k) * B * C + b * C;
-          if (count == kTaps) {
-            for (long i = 0; i < kTaps; i++) taps[i] += d * load_at(from - i * B * C, c, C);
-          } else {
-            for (long i = 0; i < count; i++) taps[i] += d * load_at(from - i * B * C, c, C);
+        Vec<F> bias = F(0);
+        for (long b = begin; b < end; b++) bias += load_at(own + b * C, c, C);
+        add_to<F>(sum + K * row, c, widen<F>(bias));
+      }
+      for (long k = first; k < last; k += kTaps) {
+        const long count = last - k < kTaps ? last - k : kTaps;
+        const F* newest_x = x + (newest - k) * B * C;
+        for (long c = 0; c < C; c += lanes<F>) {
+          Vec<F> taps[kTaps];
+          for (long i = 0; i < kTaps; i++) taps[i] = F(0);
+          for (long b = begin; b < end; b++) {
+            const Vec<F> d = load_at(own + b * C, c, C);
+            const F* from = newest_x + b * C;
+            if (count == kTaps) {
+              for (long i = 0; i < kTaps; i++) taps[i] += d * load_at(from - i * B * C, c, C);
+            } else {
+              for (long i = 0; i < count; i++) taps[i] += d * load_at(from - i * B * C, c, C);
+            }
           }
-        }
-        for (long i = 0; i < count; i++) {
-          F* to = sum + (k + i) * C;
-          store_at(to, c, C, load_at(to, c, C) + taps[i]);
+          for (long i = 0; i < count; i++) add_to<F>(sum + (k + i) * row, c, widen<F>(taps[i]));
         }
       }
     }
@@ -204,22 +223,24 @@ template <class F> class Norm {
 
   Status forward() {
     // Mean and sum of squared deviations of each piece, combined as by Chan et al.
-    Buffer<F> parts(pieces_.count() * 2 * C);
+    const long row = padded<F>(C);
+    Buffer<double> parts(pieces_.count() * 2 * row);
     Buffer<long> counts(pieces_.count());
     if (!parts.data || !counts.data) return kOutOfMemory;
     pieces_.for_each([&](Piece piece, long number) {
-      F *mean = parts.data + number * 2 * C, *squares = mean + C;
-      const long count = frames(piece, [&](long frame) { add(mean, load_frame(call_.x, frame)); });
-      counts.data[number] = count;
+      double *means = parts.data + number * 2 * row, *squares = means + row;
+      const long count = counts.data[number] = frames(piece, [](long) {});
       if (count == 0) return;
-      for (long c = 0; c < C; c++) mean[c] /= (F)count;
-      frames(piece, [&](long frame) {
-        const F* x = load_frame(call_.x, frame);
-        for (long c = 0; c < C; c += lanes<F>) {
-          const Vec<F> d = load_at(x, c, C) - load_at(mean, c, C);
-          store_at(squares, c, C, load_at(squares, c, C) + d * d);
-        }
-      });
+      for (long c = 0; c < C; c += lanes<F>) {
+        WideVec<F> sum = 0.0, squared = 0.0;
+        frames(piece, [&](long frame) { sum += widen<F>(load_at(load_frame(call_.x, frame), c, C)); });
+        const WideVec<F> mean = sum / (double)count;
+        frames(piece, [&](long frame) {
+          const WideVec<F> d = widen<F>(load_at(load_frame(call_.x, frame), c, C)) - mean;
+          squared += d * d;
+        });
+        add_to<F>(means, c, mean), add_to<F>(squares, c, squared);
+      }
     });
     for (long e = 0; e < E; e++)
       for (long c = 0; c < C; c++) {
@@ -227,8 +248,8 @@ template <class F> class Norm {
         for (long p = 0; p < pieces_.per_trial(); p++) {
           const long number = e * pieces_.per_trial() + p, own = counts.data[number];
           if (own == 0) continue;
-          const double d = parts.data[number * 2 * C + c] - mean, total = count + own;
-          squares += parts.data[number * 2 * C + C + c] + d * d * count * own / total;
+          const double d = parts.data[number * 2 * row + c] - mean, total = count + own;
+          squares += parts.data[(number * 2 + 1) * row + c] + d * d * count * own / total;
           mean += d * own / total;
           count = total;
         }
@@ -242,28 +263,31 @@ template <class F> class Norm {
   }
 
   Status backward() {
-    Buffer<F> parts(pieces_.count() * 2 * C);
+    const long row = padded<F>(C);
+    Buffer<double> parts(pieces_.count() * 2 * row);
     Buffer<long> counts(pieces_.count());
     Buffer<F> totals(E * 3 * C);  // the means of d_y and of d_y * xhat, and the scale of d_x
     if (!parts.data || !counts.data || !totals.data) return kOutOfMemory;
     pieces_.for_each([&](Piece piece, long number) {
-      F *sum = parts.data + number * 2 * C, *dots = sum + C;
-      const F *mean = of((const F*)call_.mean, piece.e), *rstd = of((const F*)call_.rstd, piece.e);
-      counts.data[number] = frames(piece, [&](long frame) {
-        const F *x = load_frame(call_.x, frame), *d_y = load_frame(call_.d_y, frame);
-        for (long c = 0; c < C; c += lanes<F>) {
-          const Vec<F> d = load_at(d_y, c, C), xhat = (load_at(x, c, C) - load_at(mean, c, C)) * load_at(rstd, c, C);
-          store_at(sum, c, C, load_at(sum, c, C) + d);
-          store_at(dots, c, C, load_at(dots, c, C) + d * xhat);
-        }
-      });
+      double *sums = parts.data + number * 2 * row, *dots = sums + row;
+      const F *means = of((const F*)call_.mean, piece.e), *rstds = of((const F*)call_.rstd, piece.e);
+      for (long c = 0; c < C; c += lanes<F>) {
+        const Vec<F> mean = load_at(means, c, C), rstd = load_at(rstds, c, C);
+        WideVec<F> sum = 0.0, dot = 0.0;
+        counts.data[number] = frames(piece, [&](long frame) {
+          const Vec<F> d = load_at(load_frame(call_.d_y, frame), c, C);
+          sum += widen<F>(d);
+          dot += widen<F>(d * ((load_at(load_frame(call_.x, frame), c, C) - mean) * rstd));
+        });
+        add_to<F>(sums, c, sum), add_to<F>(dots, c, dot);
+      }
     });
     for (long e = 0; e < E; e++)
       for (long c = 0; c < C; c++) {
         double sum = 0, dots = 0, count = 0;
         for (long p = 0; p < pieces_.per_trial(); p++) {
           const long number = e * pieces_.per_trial() + p;
-          sum += parts.data[number * 2 * C + c], dots += parts.data[number * 2 * C + C + c];
+          sum += parts.data[number * 2 * row + c], dots += parts.data[(number * 2 + 1) * row + c];
           count += counts.data[number];
         }
         if (count == 0) count = 1;
@@ -319,9 +343,6 @@ template <class F> class Norm {
       if (valid) work(frame), count++;
     });
     return count;
-  }
-  void add(F* to, const F* from) const {
-    for (long c = 0; c < C; c += lanes<F>) store_at(to, c, C, load_at(to, c, C) + load_at(from, c, C));
   }
   const F* load_frame(const void* p, long frame) const { return (const F*)p + frame * C; }
   const F* of(const F* p, long e) const { return p + e * C; }

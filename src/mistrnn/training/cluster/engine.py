@@ -6,12 +6,12 @@ from types import ModuleType
 from typing import Any
 
 from mistrnn.errors import UsageError
-from mistrnn.tasks import Task
 from mistrnn.training.cluster.connection import connected, make_sure_of_cluster, make_sure_of_ray
 from mistrnn.training.cluster.crew import Crew
 from mistrnn.training.cluster.shipping import Packed, packed
 from mistrnn.training.cluster.worker import Post, Worker
 from mistrnn.training.ledger import Ledger
+from mistrnn.training.run import Data
 
 STORE_SHARE = 0.9
 """How much of the memory that Ray shares on a node the data may take."""
@@ -47,7 +47,7 @@ class RayEngine:
         if self.address is not None:
             make_sure_of_cluster(self.address)
 
-    def run(self, ledger: Ledger, task: Task, *, device: str, data: Path | None, group_size: int | None) -> None:
+    def run(self, ledger: Ledger, task: Data, *, device: str, data: Path | None, group_size: int | None) -> None:
         """Train all that waits in the ledger on the cluster's workers."""
         if not ledger.waiting:
             return
@@ -96,7 +96,7 @@ class RayEngine:
             options["num_gpus"] = 1
         return ray.remote(**options)(Worker)
 
-    def _sendable(self, ray: ModuleType, task: Task) -> Packed:
+    def _sendable(self, ray: ModuleType, task: Data) -> Packed:
         parts = packed(task)
         size = sum(array.nbytes for array in parts[1])
         room = min(node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["Alive"])

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mistrnn.tasks import Task
+from mistrnn.training.run import Data
 
 Packed = tuple[bytes, list[np.ndarray[Any, Any]]]
 
 
-def packed(task: Task) -> Packed:
+def packed(task: Data) -> Packed:
     """Return the parts of a task on the CPU; a tensor that it holds twice is there once."""
     arrays: list[np.ndarray[Any, Any]] = []
     places: dict[tuple[Any, ...], int] = {}
@@ -37,7 +37,7 @@ def packed(task: Task) -> Packed:
     return buffer.getvalue(), arrays
 
 
-def unpacked(parts: Packed) -> Task:
+def unpacked(parts: Packed) -> Data:
     """Return the task whose parts these are; it reads the arrays where they lie."""
     content, arrays = parts
     with warnings.catch_warnings():
@@ -49,5 +49,5 @@ def unpacked(parts: Packed) -> Task:
         def persistent_load(self, place: int) -> Tensor:
             return found[place]
 
-    task: Task = Unpacker(io.BytesIO(content)).load()
+    task: Data = Unpacker(io.BytesIO(content)).load()
     return task

@@ -14,9 +14,19 @@ from mistrnn._memory import keep_freed_memory
 from mistrnn.errors import UsageError
 from mistrnn.training.cluster.shipping import Packed, unpacked
 from mistrnn.training.embedded import choose_device
-from mistrnn.training.memory import OutOfMemory, trials_that_fit
+from mistrnn.training.memory import OutOfMemory
 from mistrnn.training.provenance import code_digest
-from mistrnn.training.run import Checkpoint, ComputationFailed, Results, Run, Standing, device_name
+from mistrnn.training.run import (
+    Checkpoint,
+    ComputationFailed,
+    Data,
+    Results,
+    Run,
+    Standing,
+    device_name,
+    experiment_from,
+    fitting_trials,
+)
 from mistrnn.training.study import Study
 from mistrnn.training.sweep import study_task
 
@@ -84,18 +94,22 @@ class Worker:
         try:
             keep_freed_memory()
             torch.set_num_threads(post.threads)
-            self._study = Study(**post.study)
+            self._study = experiment_from(post.study)
             self._device = choose_device(post.device)
-            task = unpacked(parts) if parts else study_task(self._study, Path(post.data) if post.data else None)
+            task = unpacked(parts) if parts else self._own_task()
             if task.data_identity != post.data_identity:
                 return self._failure(
                     "setup", f"other data here ({task.data_identity}) than there ({post.data_identity})"
                 )
-            self._task = task.to(self._device)
-            fits = trials_that_fit(self._study, self._task, self._device, 1 / post.neighbours)
+            self._task: Data = task.to(self._device)
+            fits = fitting_trials(self._study, self._task, self._device, 1 / post.neighbours)
         except UsageError as error:
             return self._failure("setup", str(error))
         return Desk(platform.node(), device_name(self._device), fits)
+
+    def _own_task(self) -> Data:
+        assert isinstance(self._study, Study)  # the cases of a search are always sent
+        return study_task(self._study, Path(self._post.data) if self._post.data else None)
 
     def begin(self, trials: Sequence[int], checkpoint: Checkpoint | None) -> Standing | Failure:
         """Take up a group."""
