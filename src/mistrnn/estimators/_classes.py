@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mistrnn.errors import UsageError
-from mistrnn.estimators._estimator import SequenceEstimator, Spoken, is_missing
+from mistrnn.estimators._estimator import SequenceEstimator, Spoken
+from mistrnn.estimators._settings import is_missing
 from mistrnn.training.examples import Examples
 
 ClassWeight = Mapping[Any, float] | Literal["balanced"] | None

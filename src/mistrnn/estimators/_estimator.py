@@ -5,7 +5,6 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from os import PathLike
 from typing import Any, ClassVar, Self
 
@@ -18,19 +17,19 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 
 from mistrnn.errors import UsageError
-from mistrnn.estimators import _fitting, _saved
+from mistrnn.estimators import _fitting, _saved, _searching
 from mistrnn.estimators._fitting import Epoch
+from mistrnn.estimators._holding_out import drawn_cases, drawn_groups
 from mistrnn.estimators._progress import followed
+from mistrnn.estimators._searching import Trials
 from mistrnn.estimators._sequences import SHAPES, as_array, as_cases, check_distance, is_table, statistics
+from mistrnn.estimators._settings import check_parameters, is_missing
 from mistrnn.estimators._stream import EstimatorStream
 from mistrnn.estimators.network import AnyNetwork
-from mistrnn.layers import LAYERS, RecurrentLayer, layer_class
-from mistrnn.layers._names import check_options
-from mistrnn.layers.initialization import INITIALIZATIONS
-from mistrnn.models import SequenceNetwork
-from mistrnn.models._pooling import Pooling
+from mistrnn.layers import LAYERS, Clockwork, RecurrentLayer, layer_class
+from mistrnn.models import Ensemble, SequenceNetwork
 from mistrnn.models.ensemble import Answer
-from mistrnn.training.embedded import choose_device
+from mistrnn.training.embedded import Engine, choose_device
 from mistrnn.training.examples import Augmentation, Case, Examples, Frames
 from mistrnn.training.fitting import Course, Recipe, steps_per_epoch
 
@@ -38,7 +37,7 @@ STEPS = 1500
 """Minibatches of a fit with `max_epochs=None`: a small set is gone through more often."""
 FEWEST_EPOCHS = 10
 """Times that it goes through all cases at least."""
-MOST_DELAYS = 14
+FEWEST_DELAYS, MOST_DELAYS = 3, 14
 SMALL_SET = 400
 """Below so many cases a minibatch has 16 of them, from there on 32."""
 
@@ -74,7 +73,10 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         patience: epochs without a lower validation loss after which to stop; None to train to the end.
         n_trials: networks of random settings that are trained together, stacked on a trial axis; 1 for a single fit.
         n_best: how many of the best trials answer together in the end.
-        callback: called with an `Epoch` after each epoch, for example to log it; training ends where it returns True.
+        search_dir: a folder that keeps a search: the same fit on it resumes where an earlier one was stopped or killed.
+        engine: where a search computes: in this process if None, or on a cluster, `mistrnn.training.RayEngine()`.
+        callback: called with an `Epoch` after each epoch, for example to log it. Where it returns True, a single fit ends with
+            what it has, and a search is saved and raises `mistrnn.training.Interrupted`.
         device: cpu, cuda or auto (a GPU if there is one).
         random_state: all that is random follows from it.
         verbose: show a progress bar (a line now and then where there is no terminal).
@@ -100,6 +102,8 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     patience: int | None = None
     n_trials: int = 1
     n_best: int = 4
+    search_dir: str | PathLike[str] | None = None
+    engine: Engine | None = None
     callback: Callable[[Epoch], bool | None] | None = None
     device: str | torch.device = "auto"
     random_state: int | np.random.RandomState | None = None
@@ -198,22 +202,78 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         random: np.random.RandomState,
         report: Callable[[Epoch], bool | None] | None,
     ) -> None:
-        """Train the network, or the trials of a search."""
-        device = choose_device(str(self.device))
+        """Train the network, or search for the best of many."""
         validates = self.early_stopping or self.n_trials > 1
         train_on, validate_on = self._split(examples, groups, random) if validates else (examples, None)
-        mean, scale = self._standardisation(examples if self.n_trials > 1 else train_on)
+        seed = int(random.randint(2**31))
+        if self.n_trials > 1:
+            assert validate_on is not None
+            self._search((train_on, validate_on, examples), seed, report)
+        else:
+            self._fit_one(train_on, validate_on, seed, report)
+
+    def _fit_one(
+        self,
+        train_on: Examples,
+        validate_on: Examples | None,
+        seed: int,
+        report: Callable[[Epoch], bool | None] | None,
+    ) -> None:
+        device = choose_device(str(self.device))
+        mean, scale = self._standardisation(train_on)
         frames, held = (None if one is None else Frames(one, mean, scale, device) for one in (train_on, validate_on))
         assert frames is not None
-        make = partial(self._new_network, mean, scale, int(max(frames.lengths)))
-        course = self._course(frames, seed=int(random.randint(2**31)))
-        recipe = self._recipe()
+        arguments = self._network_arguments(train_on)
+
+        def make() -> SequenceNetwork:
+            network = SequenceNetwork(**arguments)
+            network.mean, network.scale = mean, scale
+            return network
+
+        course, recipe = self._course(train_on, seed), self._recipe()
         epochs = math.ceil(course.steps / course.validate_every)
         with followed(epochs, bool(self.verbose), self.log_dir, [report, self.callback]) as follow:
             network, found = _fitting.train(make, frames, held, recipe, course, device, follow, self.patience)
-        self.network_: AnyNetwork = network
-        self.history_ = [asdict(epoch) for epoch in found]
-        self.n_epochs_, self.best_epoch_ = len(found), found[-1].best_epoch
+        self._set_trained(network, found)
+        self.__dict__.pop("trials_", None)
+
+    def _search(
+        self,
+        parts: tuple[Examples, Examples, Examples],
+        seed: int,
+        report: Callable[[Epoch], bool | None] | None,
+    ) -> None:
+        mean, scale = self._standardisation(parts[2])
+        arguments = self._network_arguments(parts[2])
+        trials = Trials(
+            count=self.n_trials,
+            best=self.n_best,
+            recipe=self._recipe(),
+            shapes=self._shapes(arguments),
+            arguments=arguments,
+            mean=mean,
+            scale=scale,
+        )
+        with followed(None, bool(self.verbose), self.log_dir, [report, self.callback]) as follow:
+            found, history = _searching.search(
+                trials,
+                parts,
+                lambda cases: self._course(cases, seed),
+                self.search_dir,
+                device=str(self.device),
+                engine=self.engine,
+                report=follow,
+                stop=lambda: False,
+            )
+        device = choose_device(str(self.device))
+        network = found.networks[0] if len(found.networks) == 1 else Ensemble(found.networks, self._answer)
+        self._set_trained(network.to(device).eval(), history)
+        self.trials_ = found.trials
+
+    def _set_trained(self, network: AnyNetwork, epochs: Sequence[Epoch]) -> None:
+        self.network_ = network
+        self.history_ = [asdict(epoch) for epoch in epochs]
+        self.n_epochs_, self.best_epoch_ = len(epochs), epochs[-1].best_epoch
 
     def _standardisation(self, examples: Examples) -> tuple[Tensor, Tensor]:
         """Return mean and scale [C] of the inputs."""
@@ -235,43 +295,50 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             augmentation=augmentation,
         )
 
-    def _new_network(self, mean: Tensor, scale: Tensor, longest: int, **changed: Any) -> SequenceNetwork:
-        """Return an untrained network; `changed` are arguments of its own."""
+    def _network_arguments(self, examples: Examples) -> dict[str, Any]:
+        """Return the arguments of a `SequenceNetwork` for these cases."""
+        longest = max(len(case) for case in examples.cases)
         kind = layer_class(self.layer) if isinstance(self.layer, str) else self.layer
         options, steps = dict(self.layer_options or {}), min(longest, self._piece or longest)
         if kind is LAYERS["mist"] and "delays" not in options:
             # A delay beyond the longest case would read nothing in training, and something in a longer case later.
-            options["delays"] = min(MOST_DELAYS, max(3, 1 + int(math.log2(max(1, steps - 1)))))
-        arguments: dict[str, Any] = {
+            options["delays"] = min(MOST_DELAYS, max(FEWEST_DELAYS, 1 + int(math.log2(max(1, steps - 1)))))
+        return {
+            "input_size": self.n_channels_,
+            "output_size": self._output_size(),
+            "layer": kind,
             "hidden_size": self.hidden_size,
             "num_layers": self.num_layers,
             "kernel_size": min(self.kernel_size, steps),
+            "pooling": getattr(self, "pooling", None),
             "dropout": self.dropout,
-            **changed,
+            "bidirectional": self.bidirectional,
+            "layer_options": options,
+            "initialization": self.initialization,
+            "steps": steps,
+            "dtype": torch.float32,
         }
-        network = SequenceNetwork(
-            self.n_channels_,
-            self._output_size(),
-            layer=kind,
-            pooling=getattr(self, "pooling", None),
-            bidirectional=self.bidirectional,
-            layer_options=options,
-            initialization=self.initialization,
-            steps=steps,
-            dtype=torch.float32,
-            **arguments,
-        )
-        network.mean, network.scale = mean, scale
-        return network
+
+    def _shapes(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return by which arguments the networks of a search differ; the first half of the trials has those given."""
+        shapes: list[dict[str, Any]] = [
+            {},
+            {"num_layers": self.num_layers + 1},
+            {"kernel_size": max(1, arguments["kernel_size"] // 3)},
+            {"hidden_size": 3 * self.hidden_size // 2},
+        ]
+        if issubclass(arguments["layer"], Clockwork):  # its groups divide the units
+            shapes[-1] = {"hidden_size": 2 * self.hidden_size}
+        return shapes
 
     @property
     def _piece(self) -> int | None:
         """The length of the pieces that cases are learnt in."""
         return getattr(self, "piece_length", None)
 
-    def _course(self, frames: Frames, seed: int) -> Course:
-        size = int(self.batch_size or (16 if len(frames) < SMALL_SET else 32))
-        per_epoch = steps_per_epoch(frames, size, self._piece)
+    def _course(self, examples: Examples, seed: int) -> Course:
+        size = int(self.batch_size or (16 if len(examples.cases) < SMALL_SET else 32))
+        per_epoch = steps_per_epoch([len(case) for case in examples.cases], size, self._piece)
         epochs = int(self.max_epochs or max(FEWEST_EPOCHS, math.ceil(STEPS / per_epoch)))
         return Course(
             steps=epochs * per_epoch,
@@ -291,9 +358,9 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         wanted = max(1, round(count * self.validation_fraction))
         classes = self._classes_in(examples)
         if groups is None:
-            held = _drawn_cases(wanted, self._strata(examples), classes, random)
+            held = drawn_cases(wanted, self._strata(examples), classes, random)
         else:
-            held = _drawn_groups(wanted, groups, classes, random)
+            held = drawn_groups(wanted, groups, classes, random)
         learnt = np.setdiff1d(np.arange(count), held)
         lost = np.flatnonzero(classes.any(0) & ~classes[learnt].any(0))
         if not len(held) or not len(learnt):
@@ -346,44 +413,7 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _check_parameters(self) -> None:
         """Check what the layer and torch would not, or would with words of their own."""
-
-        def check(name: str, holds: Callable[[Any], bool], wanted: str) -> None:
-            value = getattr(self, name)
-            try:
-                fine = holds(value)
-            except TypeError:
-                fine = False
-            if not fine:
-                raise UsageError(f"{self._name}: expected {name} to be {wanted}, got {value!r}.")
-
-        if isinstance(self.layer, str):
-            check("layer", lambda v: v in LAYERS, f"one of {', '.join(LAYERS)}")
-        else:
-            check("layer", lambda v: issubclass(v, RecurrentLayer), "a layer of mistrnn or its name")
-        for name in ("hidden_size", "num_layers", "kernel_size", "n_trials", "n_best"):
-            check(name, is_whole, "a whole number from 1 on")
-        check(
-            "layer_options", lambda v: v is None or isinstance(v, Mapping), "a dict of the layer's arguments, or None"
-        )
-        own = ("input_size", "hidden_size", "num_layers", "batch_first", "bidirectional", "dropout", "device", "dtype")
-        for name in own:
-            if name in (self.layer_options or {}):
-                raise UsageError(
-                    f"{self._name}: expected layer_options without {name}, which the estimator gives itself."
-                )
-        check_options(layer_class(self.layer) if isinstance(self.layer, str) else self.layer, self.layer_options or {})
-        check("initialization", lambda v: v in INITIALIZATIONS, f"one of {', '.join(INITIALIZATIONS)}")
-        check("augmentation", _is_augmentation, "True, False, an Augmentation, or a dict of its arguments")
-        check("callback", lambda v: v is None or callable(v), "a function, or None")
-        for name in ("max_epochs", "batch_size", "patience"):
-            check(name, lambda v: v is None or is_whole(v), "a whole number from 1 on, or None")
-        for name in ("standardize", "bidirectional", "early_stopping"):
-            check(name, lambda v: isinstance(v, bool | np.bool_), "True or False")
-        check("learning_rate", lambda v: 0 < v <= 1e30, "a number above 0 (and up to 1e30)")
-        check("weight_decay", lambda v: 0 <= v < math.inf, "a number from 0 on")
-        check("dropout", lambda v: 0 <= v < 1, "a number in [0, 1)")
-        check("device", lambda v: isinstance(v, str | torch.device), "auto, cpu or cuda")
-        check("validation_fraction", lambda v: 0 < v < 1, "a number between 0 and 1")
+        check_parameters(self)
 
     def parameter_count(self) -> int:
         """Return the number of weights of the fitted network."""
@@ -433,88 +463,6 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _set_learnt(self, learnt: dict[str, Any]) -> None:
         """Take what `_learnt` returned."""
-
-
-def _drawn_cases(
-    wanted: int, strata: NDArray[Any], classes: NDArray[np.bool_], random: np.random.RandomState
-) -> NDArray[np.int64]:
-    """Draw cases, of each stratum in proportion, and never the last one that has a class.
-
-    If each is the last one of some class, one that shares another class with the rest.
-    """
-    order = random.permutation(len(strata))
-    keys = np.empty(len(strata))
-    for name in np.unique(strata):
-        own = order[strata[order] == name]
-        keys[own] = (np.arange(len(own)) + random.rand()) / len(own)
-    order = np.argsort(keys, kind="stable")
-    left = classes.sum(0)  # how many cases that are trained on have each class
-    chosen: list[int] = []
-    for case in order.tolist():
-        if len(chosen) < wanted and (left[classes[case]] > 1).all():
-            chosen.append(case)
-            left -= classes[case]
-    if not chosen and wanted:
-        chosen = [case for case in order.tolist() if (left[classes[case]] > 1).any()][:1]
-    return np.sort(np.array(chosen, dtype=np.int64))
-
-
-def _drawn_groups(
-    wanted: int, groups: NDArray[Any], classes: NDArray[np.bool_], random: np.random.RandomState
-) -> NDArray[np.int64]:
-    """Draw whole groups with about as many cases as wanted: at most twice as many, or else the smallest group.
-
-    Never the last one that has a class, unless each group is.
-    """
-    names, of, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-    holds = np.zeros((len(names), classes.shape[1]), dtype=bool)
-    np.logical_or.at(holds, of, classes)
-    left = holds.sum(0)  # how many groups that are trained on have each class
-
-    def is_last(group: int) -> bool:
-        return bool((left[holds[group]] == 1).any())
-
-    chosen: list[int] = []
-    for group in random.permutation(len(names)).tolist():
-        held = int(sizes[chosen].sum())
-        if held < wanted and held + sizes[group] <= 2 * wanted and not is_last(group):
-            chosen.append(group)
-            left -= holds[group]
-    if not chosen and len(names) > 1:
-        chosen = [min(range(len(names)), key=lambda group: (is_last(group), sizes[group]))]
-    return np.flatnonzero(np.isin(of, chosen))
-
-
-def _is_augmentation(value: Any) -> bool:
-    if isinstance(value, bool | Augmentation):
-        return True
-    return isinstance(value, Mapping) and all(
-        name in vars(Augmentation()) and isinstance(number, int | float) and 0 <= number < math.inf
-        for name, number in value.items()
-    )
-
-
-def check_pooling(owner: str, pooling: Any) -> None:
-    """Raise unless it is some of last, mean and max."""
-    try:
-        if not isinstance(pooling, str):
-            raise ValueError(f"expected pooling to be a string such as 'mean+max', got {pooling!r}.")
-        Pooling(pooling)
-    except ValueError as error:
-        raise UsageError(f"{owner}: {error}") from None
-
-
-def is_missing(value: Any) -> bool:
-    """Whether a label or a group is none: None, NaN, or pandas' NA, which does not even say whether it equals itself."""
-    try:
-        return value is None or bool(value != value)
-    except TypeError:
-        return True
-
-
-def is_whole(value: Any) -> bool:
-    """Whether a value is a whole number from 1 on."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 1
 
 
 def _chosen(values: Any, index: NDArray[np.int64]) -> Any:

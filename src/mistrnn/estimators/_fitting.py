@@ -20,6 +20,8 @@ from mistrnn.training.fitting import Course, NetworkTrials, Recipe, schedule
 FRAMES_AT_ONCE = 2**17
 """Padded frames that are run together without gradients: their states fill some 100 MB."""
 CASES_AT_ONCE = 256
+RUINED = 2.0
+"""A network whose loss on the training cases is so many times that of uniform guesses has diverged."""
 MOST_ATTEMPTS = 5
 """How often a training that diverges is begun again, each time with a quarter of the learning rate."""
 
@@ -36,6 +38,8 @@ class Epoch:
     validation_loss: float | None
     best_epoch: int
     """The epoch whose parameters are kept so far."""
+    stage: str = "fit"
+    """fit; or race and refit, the stages of a search. In a race `validation_loss` is the lowest of all trials."""
 
 
 Report = Callable[[Epoch], bool | None]
@@ -54,18 +58,31 @@ def train(
 ) -> tuple[SequenceNetwork, list[Epoch]]:
     """Train one network and return it with all epochs.
 
-    It has the parameters of the lowest validation loss, or without validation those of the last step. A training that diverges
-    begins again with a quarter of the learning rate.
+    The network has the parameters of the lowest validation loss, or without validation those of the last step. A training that
+    diverges begins again with a quarter of the learning rate.
     """
     for attempt in range(MOST_ATTEMPTS):
         slower = replace(recipe, learning_rate=recipe.learning_rate / 4**attempt)
         trials = NetworkTrials(make, [0], [slower], course, train_on, validate_on, device)
         epochs = _epochs(trials, slower, report, patience)
-        if trials.records[0].best_step is not None and trials.records[0].diverged_step is None:
+        if not _diverged(trials):
             return trials.network_of(0), epochs
     raise UsageError(
-        f"the training diverged {MOST_ATTEMPTS} times: try a lower learning_rate than {recipe.learning_rate}."
+        f"the training diverged {MOST_ATTEMPTS} times, with learning rates from {recipe.learning_rate:g} down to "
+        f"{recipe.learning_rate / 4 ** (MOST_ATTEMPTS - 1):g}: try a lower learning_rate."
     )
+
+
+def _diverged(trials: NetworkTrials) -> bool:
+    """Whether a loss overflowed, or the trained network is far worse than uniform guesses on what it was trained on."""
+    record = trials.records[0]
+    if record.best_step is None or record.diverged_step is not None:
+        return True
+    guessed = (
+        math.log(trials.network.output_size) if trials.course.loss == "classes" else 1.0
+    )  # of standardised numbers
+    loss = trials.best_losses(trials.train_on)[0]
+    return not loss <= RUINED * guessed
 
 
 def _epochs(trials: NetworkTrials, recipe: Recipe, report: Report, patience: int | None) -> list[Epoch]:

@@ -16,7 +16,7 @@ LINE_EVERY_SECONDS = 10.0
 
 @contextlib.contextmanager
 def followed(
-    epochs: int, shown: bool, log_dir: str | PathLike[str] | None, others: Sequence[Report | None]
+    epochs: int | None, shown: bool, log_dir: str | PathLike[str] | None, others: Sequence[Report | None]
 ) -> Iterator[Report]:
     """Yield a report that calls all others after each epoch; it returns True if one of them ends the training."""
     with contextlib.ExitStack() as stack:
@@ -37,6 +37,9 @@ def _log(log: Log, epoch: Epoch) -> None:
 
 
 def _in_words(epoch: Epoch) -> str:
+    if epoch.stage != "fit":
+        best = "" if epoch.validation_loss is None else f", lowest validation loss {epoch.validation_loss:.4f}"
+        return epoch.stage + best
     words = "train loss not finite" if epoch.train_loss is None else f"train loss {epoch.train_loss:.4f}"
     if epoch.validation_loss is not None:
         words += f", validation loss {epoch.validation_loss:.4f}, lowest in epoch {epoch.best_epoch}"
@@ -44,7 +47,7 @@ def _in_words(epoch: Epoch) -> str:
 
 
 @contextlib.contextmanager
-def _shown(epochs: int) -> Iterator[Report]:
+def _shown(epochs: int | None) -> Iterator[Report]:
     console = Console(stderr=True)
     if not console.is_terminal:
         printed, newest = time.monotonic(), None  # when, and what has not been
@@ -65,7 +68,7 @@ def _shown(epochs: int) -> Iterator[Report]:
         task = bar.add_task("", total=epochs)
 
         def advance(epoch: Epoch) -> None:
-            bar.update(task, completed=epoch.epoch, description=_in_words(epoch))
+            bar.update(task, total=epoch.epochs, completed=epoch.epoch, description=_in_words(epoch))
 
         yield advance
 

@@ -11,9 +11,8 @@ config.json, version 2:
     digest            the SHA-256 of everything above
 model.safetensors holds the state of the network; mean and scale of the inputs are part of it.
 
-Version 1 has `layer` in place of `networks`: the name, the sizes and all arguments of the one layer that the linear readout of a
-`Network` reads. A model that was loaded from version 1 is saved as version 1 again. Every change here gets a new version, and
-old versions are still read.
+Version 1 has `layer` in place of `networks`: the name, the sizes and all arguments of the one layer of a `Network`. A model
+that was loaded from version 1 is saved as version 1 again. Every change here gets a new version; old versions are still read.
 """
 
 import contextlib
@@ -61,7 +60,7 @@ def save(estimator: "SequenceEstimator", folder: str | PathLike[str], *, force: 
         raise UsageError(f"expected one of {', '.join(_kinds())} to save, got {type(estimator).__name__}.")
     network = estimator.network_
     check_plain_weights(network)
-    tensors = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
+    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in network.state_dict().items()}
     weights = save_tensors(tensors)
     config: dict[str, Any] = {
         "format": FORMAT,
@@ -225,8 +224,8 @@ def _channels(names: Any, count: int) -> list[str] | None:
 
 def _to_json(name: str, value: Any) -> Any:
     """Return a parameter as JSON knows it."""
-    if name == "callback":
-        return None  # a function of the session that made it
+    if name in ("callback", "engine"):
+        return None  # objects of the session that made it
     if name == "unlabeled" and isinstance(value, float) and math.isnan(value):
         return None  # which says the same
     if isinstance(value, type) and issubclass(value, RecurrentLayer):
@@ -301,7 +300,8 @@ def _card(estimator: "SequenceEstimator", name: str) -> str:
     kind = type(estimator).__name__
     return (
         "---\nlibrary_name: mistrnn\ntags: [time-series]\n---\n\n"
-        f"A {kind} of [mistrnn](https://pypi.org/project/mistrnn/): {estimator.layer}, {estimator.parameter_count():,} weights.\n\n"
+        f"A {kind} of [mistrnn](https://pypi.org/project/mistrnn/): {estimator.layer}, "
+        f"{estimator.parameter_count():,} weights.\n\n"
         f'```python\nfrom mistrnn import {kind}\n\nmodel = {kind}.from_pretrained("{name}")\n```\n'
     )
 

@@ -13,7 +13,8 @@ from sklearn.utils import check_array
 from torch import Tensor
 
 from mistrnn.errors import UsageError
-from mistrnn.estimators._estimator import SequenceEstimator, Spoken, check_pooling
+from mistrnn.estimators._estimator import SequenceEstimator, Spoken
+from mistrnn.estimators._settings import check_pooling
 from mistrnn.models.ensemble import Answer
 from mistrnn.training.examples import Case, Examples
 

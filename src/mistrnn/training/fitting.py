@@ -97,7 +97,7 @@ class NetworkTrials(StackedTrials):
                 decay[name] = torch.zeros(len(recipes))
         optimizer = Optimizer("adamw", parameters, {name: value.to(device) for name, value in decay.items()})
         super().__init__(trials, parameters, optimizer, buffers)
-        self._per_epoch = steps_per_epoch(train_on, course.batch_size, course.piece_length)
+        self._per_epoch = steps_per_epoch(train_on.lengths.tolist(), course.batch_size, course.piece_length)
         self._rows_changed()
 
     def network_of(self, record: int) -> SequenceNetwork:
@@ -114,13 +114,21 @@ class NetworkTrials(StackedTrials):
         count = self.network.parameter_count()
         return [
             {
-                "val_error": record.best_error if self.validate_on is not None and record.best_step is not None else None,
+                "val_error": record.best_error
+                if self.validate_on is not None and record.best_step is not None
+                else None,
                 "test_error": None,
                 "best_step": record.best_step,
                 "parameters": count,
             }
             for record in self.records
         ]
+
+    def best_losses(self, frames: Frames) -> list[float]:
+        """Return the mean loss of each record with the parameters of its best validation."""
+        parameters = {name: value for name, value in self.best.items() if name in self.parameters}
+        buffers = {name: value for name, value in self.best.items() if name in self.buffers}
+        return self.evaluate(parameters, buffers, frames)
 
     def evaluate(self, parameters: Tensors, buffers: Tensors, frames: Frames) -> list[float]:
         """Return the mean loss of each stacked network."""
@@ -210,7 +218,8 @@ class NetworkTrials(StackedTrials):
         return *clip(gradients), losses.detach()
 
     def _update_statistics(self, statistics: BatchStatistics) -> None:
-        momentum = self.network.norm.momentum
+        # The first steps are averaged evenly: otherwise a short training would be evaluated with the initial statistics.
+        momentum = max(self.network.norm.momentum, 1 / (self.step + 1))
         for name, (mean, variance) in zip(self._norm_names, statistics, strict=True):
             self.buffers[f"{name}.running_mean"].lerp_(mean.detach(), momentum)
             self.buffers[f"{name}.running_var"].lerp_(variance.detach(), momentum)
@@ -279,10 +288,9 @@ class NetworkTrials(StackedTrials):
         return torch.Generator().manual_seed(seed_of(self.course.seed, trial, purpose))
 
 
-def steps_per_epoch(frames: Frames, batch_size: int, piece_length: int | None = None) -> int:
-    """Return the minibatches that go through all pieces once."""
-    lengths = frames.lengths
-    count = len(lengths) if piece_length is None else int((-(-lengths // piece_length)).sum())
+def steps_per_epoch(lengths: Sequence[int], batch_size: int, piece_length: int | None = None) -> int:
+    """Return the minibatches that go once through all pieces of cases of these lengths."""
+    count = len(lengths) if piece_length is None else sum(-(-length // piece_length) for length in lengths)
     return max(1, math.ceil(count / batch_size))
 
 

@@ -1,7 +1,6 @@
 """One group of trials from its start, or a checkpoint, to its results. No files: it can run wherever its data is."""
 
 import contextlib
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """A search for settings on people's own data: trials of random settings in two stages, each durable like a study.
 
-The race trains every trial for a part of the steps on a part of the cases; at half of them the worse half of the trials retires.
+The race trains every trial for a part of the steps on a part of the cases; half-way the worse half of the trials retires.
 The refit trains the settings of the best trials on all cases, with all steps. Their mean is the model.
 
 Everything about trial k (its settings, its weights, its minibatches) follows from (seed, k) alone. Trials of equal shape are
@@ -137,7 +137,9 @@ class Search:
     def settings_of(self, trial: int) -> dict[str, Any]:
         """Return the settings of a trial, as its line in trials.jsonl has them."""
         recipe = self.recipe_of(trial)
-        strength = recipe.augmentation.jitter / self.recipe.augmentation.jitter if self.recipe.augmentation.jitter else 0
+        strength = (
+            recipe.augmentation.jitter / self.recipe.augmentation.jitter if self.recipe.augmentation.jitter else 0
+        )
         return {
             "learning_rate": recipe.learning_rate,
             "weight_decay": recipe.weight_decay,

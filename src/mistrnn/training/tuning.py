@@ -67,7 +67,9 @@ def tune(
         follow: how to follow it.
     """
     if process_count() > 1:
-        raise UsageError("expected one process for a search, because its trials share no minibatches; leave out torchrun.")
+        raise UsageError(
+            "expected one process for a search, because its trials share no minibatches; leave out torchrun."
+        )
     engine, follow = engine or Embedded(), follow or Follow()
     engine.check(device)
     rows = _run(*race, folder / RACE, range(race[0].trials), device, engine, follow)
@@ -130,7 +132,5 @@ def _networks(
             network.initialization = recipe.initialization or network.initialization
             networks.append(network.eval())
             own = columns["trial"] == trial
-            losses.append(
-                list(zip(columns["step"][own].tolist(), columns["train_loss"][own].tolist(), strict=True))
-            )
+            losses.append(list(zip(columns["step"][own].tolist(), columns["train_loss"][own].tolist(), strict=True)))
     return networks, losses
