@@ -107,7 +107,7 @@ def test_exported_network_goes_on_from_a_state() -> None:
     network = new_network("clockwork")
     x = torch.randn(23, 4, CHANNELS)
     state = network(x[:5])[1]
-    axes = [{part.shape.index(4): FREE} for part in state]
+    axes = tuple({part.shape.index(4): FREE} for part in state)
     program = torch.export.export(network, (x[5:9], state), dynamic_shapes=({0: FREE, 1: FREE}, axes)).module()
     for batch in (4, 1):
         _, state = network(x[:5, :batch])
@@ -138,6 +138,7 @@ def test_network_compiled_into_one_graph_equals_eager(kind: str, with_lengths: b
     check_equal(compiled, network, with_lengths=with_lengths)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # in torch itself
 def test_network_compiled_by_the_default_backend_trains_as_eager() -> None:
     network = new_network(dropout=0.0).train()
     compiled = torch.compile(network, fullgraph=True, dynamic=True)

@@ -536,7 +536,7 @@ def test_stream_of_the_fused_form_where_it_cannot_serve_is_an_error(monkeypatch:
         layer.form = "fused"
     fused(network.stream())
     without_library(monkeypatch)
-    with pytest.raises(RuntimeError, match="MIST: expected the fused form to serve.*no compiled code in this test"):
+    with pytest.raises(RuntimeError, match=r"MIST: expected the fused form to serve.*no compiled code in this test"):
         network.stream()
 
 

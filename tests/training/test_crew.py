@@ -237,7 +237,7 @@ def test_error_that_nobody_foresaw_is_named(tmp_path: Path, task: Task) -> None:
 
 
 def test_worker_that_can_hold_one_trial_gets_one(tmp_path: Path, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mistrnn.training.cluster.worker.trials_that_fit", lambda *_: 1)
+    monkeypatch.setattr("mistrnn.training.cluster.worker.fitting_trials", lambda *_: 1)
     rows, _, _ = run_crew(tmp_path, task, [], group_size=4)
     assert [row["group"] for row in rows] == [1] * 4
 

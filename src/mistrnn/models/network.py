@@ -148,7 +148,7 @@ class SequenceNetwork(nn.Module):
         self.kernel_size = _checks.positive_int(name, "kernel_size", kernel_size)
         self.dropout = _checks.probability(name, "dropout", dropout)
         self.bidirectional = _checks.yes_or_no(name, "bidirectional", bidirectional)
-        self.initialization = initialization
+        self.initialization, self.steps = initialization, steps
         kind = layer_class(layer) if isinstance(layer, str) else layer
         options = dict(layer_options or {})
         check_options(kind, options)
@@ -173,16 +173,12 @@ class SequenceNetwork(nn.Module):
             self.to(dtype if dtype is not None else torch.get_default_dtype())
             self.register_buffer("mean", torch.zeros(self.input_size, dtype=torch.float64))
             self.register_buffer("scale", torch.ones(self.input_size, dtype=torch.float64))
-        self.reset_parameters(steps)
+        self.reset_parameters()
 
-    def reset_parameters(self, steps: int | None = None) -> None:
-        """Draw all parameters.
-
-        Args:
-            steps: the length of the sequences to expect, for initializations that depend on it.
-        """
+    def reset_parameters(self) -> None:
+        """Draw all parameters."""
         for layer in self.recurrent_layers():
-            initialize(layer, self.initialization, steps=steps)
+            initialize(layer, self.initialization, steps=self.steps)
         self.embedding.reset_parameters()
         self.head.reset_parameters()
         with torch.no_grad():

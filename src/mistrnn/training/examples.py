@@ -172,6 +172,8 @@ def _draw(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """Draw one trial's changes: begins, lengths and rates [B], masked steps [2, B], factors [B, C], noise [T, B, C]."""
     count = len(begins)
+    if augmentation == Augmentation.off():  # the generator is left as it is, as if no trial were augmented
+        return begins, lengths, torch.ones(count), lengths.new_zeros(2, count), torch.ones(count, channels), None
     uniform = torch.rand(5, count, generator=generator)
     cut = (uniform[0] * augmentation.crop * lengths).long()
     begins, span = begins + (uniform[1] * (cut + 1)).long().clamp_max(cut), lengths - cut

@@ -97,7 +97,9 @@ class NetworkTrials(StackedTrials):
                 decay[name] = torch.zeros(len(recipes))
         optimizer = Optimizer("adamw", parameters, {name: value.to(device) for name, value in decay.items()})
         super().__init__(trials, parameters, optimizer, buffers)
+        pieces = count_pieces(train_on.lengths.tolist(), course.piece_length)
         self._per_epoch = steps_per_epoch(train_on.lengths.tolist(), course.batch_size, course.piece_length)
+        self._batch_size = min(course.batch_size, pieces)
         self._rows_changed()
 
     def network_of(self, record: int) -> SequenceNetwork:
@@ -261,8 +263,7 @@ class NetworkTrials(StackedTrials):
         columns = []
         for begins, lengths, cases in self._orders:
             # A last minibatch that is smaller takes cases from the beginning of the order: trials keep one shape.
-            chosen = torch.arange(position * size, (position + 1) * size) % len(begins)
-            chosen = chosen[: min(size, len(begins))]
+            chosen = torch.arange(position * size, position * size + self._batch_size) % len(begins)
             columns.append((begins[chosen], lengths[chosen], cases[chosen]))
         begins, lengths, cases = (torch.stack(column) for column in zip(*columns, strict=True))
         own = [self.recipes[k] for k in self.running]
@@ -290,8 +291,16 @@ class NetworkTrials(StackedTrials):
 
 def steps_per_epoch(lengths: Sequence[int], batch_size: int, piece_length: int | None = None) -> int:
     """Return the minibatches that go once through all pieces of cases of these lengths."""
-    count = len(lengths) if piece_length is None else sum(-(-length // piece_length) for length in lengths)
-    return max(1, math.ceil(count / batch_size))
+    return max(1, math.ceil(count_pieces(lengths, piece_length) / batch_size))
+
+
+def count_pieces(lengths: Sequence[int], piece_length: int | None = None) -> int:
+    """Return the fewest pieces that cases of these lengths are cut into; a cut at random may make one more of each.
+
+    >>> count_pieces([10, 25], 10)
+    4
+    """
+    return len(lengths) if piece_length is None else sum(-(-length // piece_length) for length in lengths)
 
 
 def schedule(step: int, steps: int) -> float:

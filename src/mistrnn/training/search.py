@@ -63,6 +63,9 @@ class Search:
     loss: Answer = "classes"
     piece_length: int | None = None
 
+    word: ClassVar[str] = "search"
+    """What it is called in messages about its folder."""
+
     @property
     def early_stop(self) -> str | None:
         """How hopeless trials are given up."""
@@ -97,7 +100,7 @@ class Search:
 
     def differences(self, other: dict[str, Any]) -> list[str]:
         """Return what is set differently elsewhere, as `name: there, here`."""
-        mine, theirs = self.as_dict()["search"], other.get("search", {})
+        mine, theirs = _flat(self.as_dict()["search"]), _flat(other.get("search", {}))
         names = dict.fromkeys([*mine, *theirs])
         return [
             f"{name}: {theirs.get(name)!r} there, {mine.get(name)!r} here"
@@ -175,13 +178,14 @@ class Search:
         frames = min(longest, self.piece_length or longest) * self.batch_size
         most = 0
         for shape in self.shapes:
-            network = data.network(shape)
+            with torch.random.fork_rng(devices=[]):
+                network = data.network(shape)
             most = max(most, 4 * frames * network.hidden_size * network.num_layers * TENSORS_PER_BLOCK)
         return max(1, int(SAFE_SHARE * share * free_memory(device) / most))
 
     def ranked(self, rows: Sequence[dict[str, Any]]) -> list[int]:
-        """Return the trials that have a validation error, best first: those that ran to the end before those that retired."""
-        known = [row for row in rows if row["val_error"] is not None]
+        """Return the trials that did not diverge, best first: those that ran to the end before those that retired."""
+        known = [row for row in rows if row["val_error"] is not None and row["status"] in ("ok", "stopped")]
         return [row["trial"] for row in sorted(known, key=lambda row: (row["status"] != "ok", row["val_error"]))]
 
 
@@ -245,3 +249,15 @@ class SearchData:
         network = SequenceNetwork(**given)
         network.mean, network.scale = self.mean, self.scale
         return network
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a search with those of its recipe, each by its name.
+
+    >>> _flat({"seed": 0, "recipe": {"dropout": 0.1, "augmentation": {"jitter": 0.2}}})
+    {'seed': 0, 'dropout': 0.1, 'augmentation.jitter': 0.2}
+    """
+    found = dict(settings)
+    found |= found.pop("recipe", {})
+    augmentation = found.pop("augmentation", {})
+    return found | {f"augmentation.{name}": value for name, value in augmentation.items()}

@@ -195,7 +195,8 @@ class StackedTrials(ABC):
         return {name: value.contiguous().cpu() for name, value in tensors.items()}, rest
 
     def restore(self, tensors: Tensors, rest: dict[str, Any]) -> None:
-        """Take up a snapshot of the same trials."""
+        """Take up a snapshot of the same trials, before the first step."""
+        self.optimizer.keep(torch.tensor(rest["running"], dtype=torch.int64, device=self.device))
         tensors = {name: value.to(self.device) for name, value in tensors.items()}
         self.parameters = {name: tensors[f"parameters/{name}"] for name in self.parameters}
         self.buffers = {name: tensors[f"buffers/{name}"] for name in self.buffers}

@@ -92,10 +92,15 @@ class Store(Recorded):
         if stored.get("data") != data_identity:
             differences.append(f"data: {stored.get('data')!r} there, {data_identity!r} here")
         if differences:
+            again = (
+                "--fresh to start over"
+                if study.word == "study"
+                else "remove this one (mist tune --fresh) to start over"
+            )
             raise UsageError(
-                f"{self.folder} holds another study; what differs:\n  "
+                f"{self.folder} holds another {study.word}; what differs:\n  "
                 + "\n  ".join(differences)
-                + "\nUse another folder, or --fresh to start over."
+                + f"\nUse another folder, or {again}."
             )
 
     def group_size(self) -> int | None:

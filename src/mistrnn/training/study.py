@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from dataclasses import MISSING, asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -77,6 +77,9 @@ class Study:
     out."""
     early_stop: str | None = None
     """How hopeless trials are given up; none are if left out, as in the paper."""
+
+    word: ClassVar[str] = "study"
+    """What it is called in messages about its folder."""
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work, before anything is written."""

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from mistrnn.errors import UsageError
 from mistrnn.models import SequenceNetwork
 from mistrnn.training.embedded import Embedded, Engine
@@ -125,7 +127,8 @@ def _networks(
             if status[trial] != "ok":
                 continue
             recipe = search.recipe_of(trial)
-            network = data.network(search.shapes[search.shape_of(trial)])
+            with torch.random.fork_rng(devices=[]):
+                network = data.network(search.shapes[search.shape_of(trial)])
             fixed = {"mean": data.mean, "scale": data.scale}
             network.load_state_dict({**fixed, **store.tensors_of(trial)})
             network.set_dropout(recipe.dropout)
