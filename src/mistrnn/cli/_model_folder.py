@@ -1,4 +1,10 @@
-"""The folder of a model: config.json and model.safetensors (the estimator), reading.json (how tables are read), report/."""
+"""The folder of a model.
+
+config.json, model.safetensors   the estimator
+reading.json                     how tables are read
+report/                          the report on the held-out recordings
+search/                          the search of `mist tune`: race/ and refit/
+"""
 
 import json
 import os
@@ -10,9 +16,11 @@ from mistrnn.errors import UsageError
 from mistrnn.estimators import FrameLabeler, SequenceClassifier, SequenceEstimator, SequenceRegressor
 from mistrnn.estimators._saved import CONFIG, WEIGHTS
 from mistrnn.estimators._saved import FORMAT as MODEL_FORMAT
-from mistrnn.files import write_whole
+from mistrnn.files import LocalFolder, write_whole
 from mistrnn.report.evaluation_folder import check_report_folder
 from mistrnn.tables import Reading
+from mistrnn.training.store import OWN_FILES, OWN_MODELS
+from mistrnn.training.tuning import RACE, REFIT
 
 Kind = Literal["recordings", "rows", "numbers"]
 """What has a label: each recording, each row, or each recording a number."""
@@ -22,7 +30,9 @@ ESTIMATORS: dict[Kind, type[SequenceEstimator]] = {
     "numbers": SequenceRegressor,
 }
 READING, READING_FORMAT, READING_VERSION = "reading.json", "mistrnn-reading", 1
-REPORT = "report"
+REPORT, SEARCH = "report", "search"
+HALF_WRITTEN = ".new-"
+"""The beginning of the name of a folder that `written_together` writes into."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +103,20 @@ def save_reading(folder: Path, kept: Kept) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror}.") from error
 
 
-def check_model_folder(out: Path, force: bool) -> None:
-    """Refuse a folder that holds something; with `force`, one in which something that is not ours would be overwritten."""
+def check_model_folder(out: Path, force: bool, *, search: bool = False) -> None:
+    """Refuse a folder that holds something; with `force`, one in which something that is not ours would be overwritten.
+
+    With `search`, the folder may hold a search to be resumed.
+    """
     check_writable(out)
-    if not out.exists() or not any(out.iterdir()):
+    if search:
+        check_search_folder(out / SEARCH)
+    if not out.exists() or not any(not search or path.name != SEARCH for path in _finished(out)):
         return
     if not force:
+        again = " (a finished search is not run again)" if (out / SEARCH).exists() else ""
         raise UsageError(
-            f"{out}: expected a new or an empty folder, got one with files; overwrite a model with --force."
+            f"{out}: expected a new or an empty folder, got one with files; overwrite a model with --force{again}."
         )
     for name, wanted in ((CONFIG, MODEL_FORMAT), (READING, READING_FORMAT)):
         try:
@@ -115,6 +131,42 @@ def check_model_folder(out: Path, force: bool) -> None:
                 f"{out / name}: not written by `mist fit`, so it is not overwritten. Choose another folder."
             )
     check_report_folder(out / REPORT, force=True)
+
+
+def _finished(out: Path) -> list[Path]:
+    """Return what is in a folder, without what a killed write has left."""
+    return [path for path in out.iterdir() if not path.name.startswith(HALF_WRITTEN)]
+
+
+def check_search_folder(folder: Path) -> None:
+    """Refuse a folder that holds something else than a search."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder}: expected a folder for the search, got a file. Choose another --out.")
+    foreign = (
+        sorted(path.name for path in folder.iterdir() if path.name not in (RACE, REFIT)) if folder.exists() else []
+    )
+    if foreign:
+        raise UsageError(
+            f"{folder}: expected a search, got other files ({', '.join(foreign[:3])}). Choose another --out."
+        )
+
+
+def clear_search_folder(folder: Path) -> None:
+    """Remove a search that no other process works on, and nothing else that is there."""
+    for stage in (RACE, REFIT):
+        files = LocalFolder(folder / stage)
+        if not files.place.is_dir():
+            continue
+        try:
+            files.lock()
+            for inside, pattern in (("", OWN_FILES), ("models", OWN_MODELS)):
+                for name in files.names(inside):
+                    if pattern.fullmatch(name.removesuffix(".part")):
+                        files.remove(f"{inside}/{name}" if inside else name)
+        except OSError as error:
+            raise UsageError(f"cannot write to the folder {files.place}: {error.strerror}.") from error
+        finally:
+            files.unlock()
 
 
 def check_writable(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What `mist fit` says of data that can be read and may not be what was meant."""
+"""Notices of `mist fit` and `mist tune` about data that can be read and may not be as intended."""
 
 import sys
 from collections import Counter
@@ -19,7 +19,7 @@ def say(text: str) -> None:
 
 
 def say_words_for_nothing(counts: Counter[Any], kind: Kind) -> None:
-    """Say which classes are called by a word that other programs write where nothing is; they may be real ones."""
+    """Say which classes have the name of a missing value in other programs."""
     for label, count in counts.items():
         if str(label).lower() in MISSING:
             what = ("row" if kind == "rows" else "recording") + ("" if count == 1 else "s")
@@ -29,34 +29,34 @@ def say_words_for_nothing(counts: Counter[Any], kind: Kind) -> None:
 
 
 def say_untested_classes(contents: Sequence[Counter[Any]], held: NDArray[np.bool_], group_column: str | None) -> None:
-    """Say which classes are in nothing that was held out."""
+    """Say which classes the held-out recordings lack."""
     tested = {label for content, out in zip(contents, held, strict=True) for label in content if out}
     missing = sorted({label for content in contents for label in content} - tested)
     if held.any() and missing:
-        why = "too few recordings have it" if group_column is None else f"no {group_column} that was held out has any"
-        say(f"nothing that was held out is {', '.join(missing)}: {why}, so it is not judged.")
+        why = "too few recordings have them" if group_column is None else f"no held-out {group_column} has them"
+        say(f"classes that are not evaluated, because {why}: {', '.join(map(str, missing))}.")
 
 
 def say_doubtful_inputs(recordings: Sequence[Recording], reading: Reading) -> None:
-    """Say which inputs tell nothing, whose a recording is, or when a row was measured."""
+    """Say which inputs are constant, or may give away the person or the time."""
     names = reading.columns or ()
     lowest = np.min([one.values.min(0) for one in recordings], axis=0)
     highest = np.max([one.values.max(0) for one in recordings], axis=0)
     constant = [name for name, same in zip(names, lowest == highest, strict=True) if same]
     if constant:
-        say(f"always the same in the training part, so nothing can be learnt from it: {', '.join(constant)}.")
+        say(f"constant in the training set, so nothing can be learnt from it: {', '.join(constant)}.")
     within = np.all([(one.values == one.values[0]).all(0) for one in recordings], axis=0)
     fixed = [name for name, same in zip(names, within, strict=True) if same and name not in constant]
     if fixed:
         say(
-            f"the same throughout each recording: {', '.join(fixed)}. As an input, such a column may give away whose a "
-            "recording is; choose the inputs with --columns, and say whose they are with --group-column."
+            f"constant within each recording: {', '.join(fixed)}. Such an input may identify the person; choose the inputs "
+            "with --columns, and name the column of the person with --group-column."
         )
     rising = np.all([(np.diff(one.values, axis=0) > 0).all(0) for one in recordings], axis=0)
     clocks = [name for name, rises in zip(names, rising, strict=True) if rises]
     if clocks:
         say(
-            f"rises from row to row in every recording, as a clock or a row number does: {', '.join(clocks)}. From such an "
-            "input a model may learn the plan of the recordings instead; leave it out with --time-column, or choose the "
-            "others with --columns."
+            f"rises from row to row in every recording, as a clock or a row number does: {', '.join(clocks)}. A model may "
+            "learn the order of the recordings from such an input; leave it out with --time-column, or choose the others "
+            "with --columns."
         )

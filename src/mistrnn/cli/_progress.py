@@ -31,6 +31,17 @@ def watched(steps: int, out: Path | str) -> Iterator[tuple["Shown", Callable[[],
 
 
 @contextlib.contextmanager
+def stopped_with_state(unit: str, out: Path | str) -> Iterator[list[int]]:
+    """Collect Ctrl-C and SIGTERM; when they have stopped a search, say where it is saved and leave with status 130."""
+    with stop_on_ctrl_c(unit, signal.SIGTERM) as asked_to_stop:
+        try:
+            yield asked_to_stop
+        except Interrupted:
+            print(f"stopped; saved in {out}; the same command goes on from here.", flush=True)
+            raise typer.Exit(130) from None
+
+
+@contextlib.contextmanager
 def stop_on_ctrl_c(unit: str, *others: signal.Signals) -> Iterator[list[int]]:
     """Collect Ctrl-C, and other signals, instead of breaking off in the middle of a step or an epoch; a second breaks off."""
     asked: list[int] = []

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -419,6 +420,34 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         """Return the number of weights of the fitted network."""
         check_is_fitted(self, "network_")
         return int(self.network_.parameter_count())
+
+    def report(
+        self,
+        X: Any,
+        y: Any,
+        folder: str | PathLike[str],
+        groups: Any = None,
+        *,
+        ids: Sequence[str] | None = None,
+        title: str | None = None,
+        force: bool = False,
+    ) -> Path:
+        """Evaluate the fitted model on labelled cases, write the report into a folder, and return the path of report.html.
+
+        Args:
+            X: as in `fit`; cases that it was not trained on.
+            y: as in `fit`.
+            folder: made if need be; what else is in it stays.
+            groups: [cases] the group of each case, for the page.
+            ids: [cases] names of the cases; their numbers from 0 if not given.
+            title: heading of the page.
+            force: replace an earlier report.
+        """
+        check_is_fitted(self, "network_")
+        from mistrnn.report.model_report import write_model_report  # its packages are needed for nothing else
+
+        cases = [case.T for case in self._cases(X)]
+        return write_model_report(self, cases, y, Path(folder), groups=groups, ids=ids, title=title, force=force)
 
     def stream(self) -> EstimatorStream:
         """Return the fitted model as a stream: one call for each new row of measurements, in constant time and memory."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistrnn.errors import UsageError
+from mistrnn.layers import layer_class
 from mistrnn.report.evaluation import (
     TENTHS,
     UNLABELLED,
@@ -21,8 +22,15 @@ from mistrnn.report.evaluation import (
 
 Kind = Literal["recordings", "rows", "numbers"]
 """A class for each case, a class for each frame, or a number for each case."""
-NOT_SETTINGS = ("verbose", "log_dir", "layer", "hidden_size")
-"""Arguments of an estimator that are no part of the model, or are told apart from the others."""
+NOT_SETTINGS = ("verbose", "log_dir", "search_dir", "engine", "callback", "layer", "hidden_size")
+"""Arguments of an estimator that are no part of the model, or have a place of their own."""
+
+
+def kind_of(model: Any) -> Kind:
+    """Return what a model predicts."""
+    if not hasattr(model, "classes_"):
+        return "numbers"
+    return "recordings" if hasattr(model, "predict_proba_at_every_step") else "rows"
 
 
 def evaluate_estimator(
@@ -119,6 +127,18 @@ def _beginnings(inputs: Any, share: float) -> Any:
     return [one[..., : int(np.ceil(share * one.shape[-1]))] for one in inputs]
 
 
+def title_of(model: Any) -> str:
+    """Return a fitted estimator in a few words."""
+    kind = layer_class(model.layer) if isinstance(model.layer, str) else model.layer
+    title = f"{kind.__name__}, {model.hidden_size} units"
+    count = _network_count(model)
+    return title if count == 1 else f"{title}, mean of {count} networks"
+
+
+def _network_count(model: Any) -> int:
+    return len(getattr(model.network_, "networks", [model.network_]))
+
+
 def describe_estimator(model: Any) -> dict[str, Any]:
     """Return a fitted estimator in words and numbers, as the `about` of a report has it."""
     layer = model.layer if isinstance(model.layer, str) else model.layer.__name__
@@ -127,6 +147,7 @@ def describe_estimator(model: Any) -> dict[str, Any]:
         "estimator": type(model).__name__,
         "layer": layer,
         "hidden": model.hidden_size,
+        "networks": _network_count(model),
         "weights": model.parameter_count(),
         "epochs": model.n_epochs_,
         "best_epoch": model.best_epoch_,

@@ -144,7 +144,7 @@ class Recordings(FrameTask):
             label_column=label_column or "label",
             group_column=group_column,
         )
-        found, reading = read_labelled(
+        found, reading, _ = read_labelled(
             Path(folder),
             reading,
             labels=None if labels is None else Path(labels),
