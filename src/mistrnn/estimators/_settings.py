@@ -52,6 +52,7 @@ def check_parameters(estimator: "SequenceEstimator") -> None:
     check("initialization", lambda v: v in INITIALIZATIONS, f"one of {', '.join(INITIALIZATIONS)}")
     check("augmentation", _is_augmentation, "True, False, an Augmentation, or a dict of its arguments")
     check("callback", lambda v: v is None or callable(v), "a function, or None")
+    check("engine", _is_engine, "None, or an engine such as mistrnn.training.RayEngine()")
     for name in ("max_epochs", "batch_size", "patience"):
         check(name, lambda v: v is None or is_whole(v), "a whole number from 1 on, or None")
     for name in ("standardize", "bidirectional", "early_stopping"):
@@ -68,6 +69,10 @@ def check_parameters(estimator: "SequenceEstimator") -> None:
             f"{owner}: expected random_state to be a whole number, because a search in search_dir="
             f"{str(estimator.search_dir)!r} resumes with the same random numbers, got {estimator.random_state!r}."
         )
+
+
+def _is_engine(value: Any) -> bool:
+    return value is None or all(callable(getattr(value, name, None)) for name in ("check", "run"))
 
 
 def _is_augmentation(value: Any) -> bool:

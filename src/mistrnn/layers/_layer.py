@@ -61,6 +61,7 @@ class RecurrentLayer(nn.Module, ABC):
     """The registered operator of the layer's compiled loop; None if it has only the plain form."""
     _form: Form = "auto"
     _new_probes: NewProbes | None = None
+    _uniform_numbers: Iterator[Tensor] | None = None
     """While somebody asks for derivatives with respect to the states: what to put beside them."""
     __signature__: ClassVar[inspect.Signature | None]
     """What the class takes; see `__init_subclass__`."""
@@ -428,7 +429,7 @@ class RecurrentLayer(nn.Module, ABC):
         """Return the recurrent dropout mask [B, H] of one call, scaled to keep the expectation."""
         if not self.recurrent_dropout or not self.training:
             return None
-        keep = torch.rand(timeline.batch, self.hidden_size, device=like.device) >= self.recurrent_dropout
+        keep = self._uniform((timeline.batch, self.hidden_size), like) >= self.recurrent_dropout
         return keep.to(like.dtype) / (1 - self.recurrent_dropout)
 
     def _draw_zoneout(self, timeline: Timeline, like: Tensor) -> Zoneout | None:
@@ -438,7 +439,26 @@ class RecurrentLayer(nn.Module, ABC):
         if not self.training:
             return float(self.zoneout)  # somebody may have set it to a number of NumPy's or torch's
         shape = (timeline.steps, timeline.batch, self.hidden_size)
-        return tuple(torch.rand(shape, device=like.device) < self.zoneout for _ in self.state_components)
+        return tuple(self._uniform(shape, like) < self.zoneout for _ in self.state_components)
+
+    def _uniform(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        return torch.rand(shape, device=like.device) if self._uniform_numbers is None else next(self._uniform_numbers)
+
+    def _uniform_shapes(self, steps: int, batch: int) -> list[tuple[int, ...]]:
+        """Return the shapes of the uniform numbers that a call in training draws for its masks, in order."""
+        own: list[tuple[int, ...]] = [(batch, self.hidden_size)] if self.recurrent_dropout else []
+        if self.zoneout:
+            own += [(steps, batch, self.hidden_size)] * len(self.state_components)
+        return own * (self.num_layers * self.directions)
+
+    @contextlib.contextmanager
+    def _drawing_from(self, numbers: Iterator[Tensor]) -> Iterator[None]:
+        """Inside the `with`, take the numbers that masks are made from of an iterator; see `_uniform_shapes`."""
+        before, self._uniform_numbers = self._uniform_numbers, numbers
+        try:
+            yield
+        finally:
+            self._uniform_numbers = before
 
     @contextlib.contextmanager
     def probed(self, new_probes: NewProbes) -> Iterator[None]:

@@ -25,6 +25,8 @@ class ForwardPass:
     """The same as a mask [T, B, 1]."""
     dropout_masks: Iterator[Tensor] | None = None
     """Masks [B, C], one for each residual branch; drawn on the spot if None."""
+    layer_numbers: Iterator[Tensor] | None = None
+    """Uniform numbers that the recurrent layers make their masks from; drawn on the spot if None."""
     statistics: BatchStatistics | None = None
     """Collects the statistics of the batch, instead of the running averages, which then stay as they are."""
 

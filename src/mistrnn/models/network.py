@@ -52,7 +52,8 @@ class ResidualBlock(nn.Module):
             history, *rest = state or (None,)
             y, history = self.conv(y, history, current, keep_history=keep_state)
             layer_state = tuple(rest)
-        y, after = self.layer(y, layer_state or None, lengths=current.lengths)
+        with contextlib.nullcontext() if current.layer_numbers is None else self.layer._drawing_from(current.layer_numbers):
+            y, after = self.layer(y, layer_state or None, lengths=current.lengths)
         x = self._residual(x, self.projection(y), current)
         x = self._residual(x, self.unit(self.unit_norm(x, current)), current)
         kept = () if history is None else (history,)
@@ -200,6 +201,10 @@ class SequenceNetwork(nn.Module):
         """Return the recurrent layer of each block."""
         return [block.layer for block in self.blocks]  # type: ignore[misc]
 
+    def uniform_shapes(self, steps: int, batch_size: int) -> list[tuple[int, ...]]:
+        """Return the shapes of the uniform numbers that the recurrent layers draw for their masks in training, in order."""
+        return [shape for layer in self.recurrent_layers() for shape in layer._uniform_shapes(steps, batch_size)]
+
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments that make another network of this shape."""
@@ -243,6 +248,7 @@ class SequenceNetwork(nn.Module):
         every_step: bool | None = None,
         keep_state: bool = True,
         dropout_masks: Sequence[Tensor] | None = None,
+        layer_numbers: Sequence[Tensor] | None = None,
         statistics: BatchStatistics | None = None,
     ) -> tuple[Tensor, NetworkState]:
         """Return the scores and the state to go on from.
@@ -255,12 +261,15 @@ class SequenceNetwork(nn.Module):
                 from the beginning of a sequence where the network pools.
             keep_state: False saves the work for the state; an empty one is returned.
             dropout_masks: masks [B, W] of the residual branches in training, two per block; drawn if None.
+            layer_numbers: uniform numbers for zoneout and recurrent dropout in training, in the shapes of
+                `uniform_shapes`; drawn if None.
             statistics: a list that collects mean and variance of each norm in training, in place of an update of the
                 running averages; `update_statistics` takes them.
         """
         self._check(input, lengths, state)
         current = ForwardPass.of(input, lengths)
         current.dropout_masks = None if dropout_masks is None else iter(dropout_masks)
+        current.layer_numbers = None if layer_numbers is None else iter(layer_numbers)
         current.statistics = statistics
         x = self.embedding(current.clear_padding(self.standardised(input)))
         parts = self._unpacked(state)

@@ -6,6 +6,7 @@ E trials still running, T time, B batch, C channels, K scores, W width.
 
 import copy
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -180,11 +181,16 @@ class NetworkTrials(StackedTrials):
 
     def _gradients_of_all(self) -> tuple[Tensors, Tensor, Tensor]:
         batch, masks = self._next_batch()
+        numbers = self._layer_numbers(batch.inputs.size(1), batch.inputs.size(2))
         smoothing = self._smoothing if self.course.loss == "classes" else None
         self.network.train()
 
         def mean_loss(
-            parameters: Tensors, batch: dict[str, Tensor], masks: list[Tensor], smoothing: Tensor | None
+            parameters: Tensors,
+            batch: dict[str, Tensor],
+            masks: list[Tensor],
+            numbers: list[Tensor],
+            smoothing: Tensor | None,
         ) -> tuple[Tensor, BatchStatistics]:
             statistics: BatchStatistics = []
             scores, _ = self._call(
@@ -194,6 +200,7 @@ class NetworkTrials(StackedTrials):
                 lengths=batch.get("lengths"),
                 keep_state=False,
                 dropout_masks=masks,
+                layer_numbers=numbers,
                 statistics=statistics,
             )
             losses = self._losses(scores, batch["targets"], smoothing) * batch["weights"]
@@ -207,12 +214,13 @@ class NetworkTrials(StackedTrials):
                 {name: value[0] for name, value in leaves.items()},
                 {name: value[0] for name, value in everything.items()},
                 [mask[0] for mask in masks],
+                [number[0] for number in numbers],
                 None if smoothing is None else smoothing[0],
             )
             losses, statistics = loss.unsqueeze(0), [(m.unsqueeze(0), v.unsqueeze(0)) for m, v in statistics]
         else:
-            losses, statistics = vmap(mean_loss, in_dims=(0, 0, 0, None if smoothing is None else 0))(
-                leaves, everything, masks, smoothing
+            losses, statistics = vmap(mean_loss, in_dims=(0, 0, 0, 0, None if smoothing is None else 0))(
+                leaves, everything, masks, numbers, smoothing
             )
         found = torch.autograd.grad(losses.sum(), list(leaves.values()))
         gradients = dict(zip(leaves, found, strict=True))
@@ -277,6 +285,20 @@ class NetworkTrials(StackedTrials):
             masks.append(kept / (1 - recipe.dropout))
         return batch, list(torch.stack(masks, 1).to(self.device))
 
+    def _layer_numbers(self, steps: int, batch_size: int) -> list[Tensor]:
+        """Return the uniform numbers [E, ...] that zoneout and recurrent dropout make their masks from.
+
+        Each has a generator of its own and time first: the first steps of a trial do not depend on how far it is padded.
+        """
+        shapes = self.network.uniform_shapes(steps, batch_size)
+        trials = [self.records[k].trial for k in self.running]
+        found = []
+        for number, shape in enumerate(shapes):
+            generators = [self._generator(trial, f"step {self.step} layer draw {number}") for trial in trials]
+            drawn = [torch.rand(shape, generator=generator, dtype=torch.float32) for generator in generators]
+            found.append(torch.stack(drawn).to(self.device))
+        return found
+
     def _order(self, trial: int, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return begins, lengths and cases of all pieces, in the order of an epoch."""
         generator = self._generator(trial, f"epoch {epoch}")
@@ -315,10 +337,14 @@ def schedule(step: int, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
 
 
+_torch_random = threading.Lock()
+"""torch's default generator belongs to the whole process: one network after the other is drawn from it."""
+
+
 def _start(
     make: Callable[[], SequenceNetwork], seed: int, trial: int, initialization: str | None = None
 ) -> SequenceNetwork:
-    with torch.random.fork_rng(devices=[]):
+    with _torch_random, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, trial, "weights"))
         network = make()
         if initialization is not None and initialization != network.initialization:
