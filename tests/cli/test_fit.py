@@ -9,12 +9,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from mistrnn import FrameLabeler, SequenceClassifier, SequenceRegressor, cli
+from mistrnn.cli import _fit
+from mistrnn.cli._estimator import estimator_from
+from mistrnn.cli._model_folder import ESTIMATORS
+from mistrnn.estimators import SequenceEstimator
 from tests.cli.command import Mist
 from tests.cli.recordings import SMALL, USERS, frames, report_of, rows_of, write_folder, write_long
 
@@ -53,7 +58,7 @@ def test_folder_with_labels_leads_to_predictions_and_a_report(mist: Mist, tmp_pa
 
     status, out, err = mist("evaluate", model, data, "--labels", data / "labels.csv", "--out", tmp_path / "report")
     assert (status, err) == (0, "")
-    assert "24 recordings: 100.0% right" in out
+    assert "24 recordings: accuracy 100.0%" in out
     assert json.loads((tmp_path / "report" / "report.json").read_text())["accuracy"] == 1.0
 
 
@@ -79,7 +84,7 @@ def test_long_table_with_row_labels_keeps_the_order_of_its_rows(mist: Mist, tmp_
     status, out, err = mist("fit", path, *flags, "--columns", "a,b", "--out", model, *SMALL, "--piece-length", 30)
     assert status == 0, err
     assert "2 classes: high" in out
-    assert "Error near the" in out
+    assert "Error rate near the" in out
     figures = report_of(model)
     assert figures["kind"] == "rows"
     held = set(figures["about"]["held_out"])
@@ -151,14 +156,59 @@ def test_labels_that_are_whole_numbers_stay_numbers(mist: Mist, tmp_path: Path) 
     assert SequenceClassifier.from_pretrained(tmp_path / "model").classes_.tolist() == [1, 2]
 
 
-def test_defaults_are_those_of_the_estimators() -> None:
-    flags = inspect.signature(cli.models.fit).parameters
-    own = FrameLabeler()
-    for flag, name in [("hidden", "hidden_size"), ("num_layers", "num_layers"), ("batch_size", "batch_size")]:
-        assert flags[flag].default == getattr(own, name)
-    assert flags["learning_rate"].default == own.learning_rate
-    assert (flags["layer"].default, flags["epochs"].default) == (own.layer, own.max_epochs)
-    assert own.piece_length == 1000
+@pytest.mark.parametrize("command", ["fit", "tune"])
+@pytest.mark.parametrize("kind", ["rows", "recordings", "numbers"])
+def test_flags_left_out_are_the_defaults_of_the_estimators(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str, kind: Any
+) -> None:
+    made: list[SequenceEstimator] = []
+    monkeypatch.setattr(_fit, "estimator_from", lambda *given: made.append(estimator_from(*given)) or sys.exit(0))
+    flags = {
+        "rows": ["--label-column", "x"],
+        "recordings": ["--labels", "x"],
+        "numbers": ["--labels", "x", "--regress"],
+    }
+    monkeypatch.setattr(sys, "argv", ["mist", command, str(tmp_path), "--out", "model", *flags[kind]])
+    with pytest.raises(SystemExit):
+        cli.run()
+    expected = {"random_state": 0, "verbose": True} | ({"n_trials": 16} if command == "tune" else {})
+    (own,) = made
+    assert own.get_params() == {**ESTIMATORS[kind]().get_params(), **expected}
+
+
+def test_every_flag_of_the_estimator_reaches_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made: list[SequenceEstimator] = []
+    monkeypatch.setattr(_fit, "estimator_from", lambda *given: made.append(estimator_from(*given)) or sys.exit(0))
+    values = {
+        "layer": ("layer", "narx"), "hidden": ("hidden_size", 5), "num-layers": ("num_layers", 3),
+        "pooling": ("pooling", "last"), "kernel-size": ("kernel_size", 4), "initialization": ("initialization", "normal"),
+        "epochs": ("max_epochs", 9),
+        "batch-size": ("batch_size", 7), "learning-rate": ("learning_rate", 0.5), "weight-decay": ("weight_decay", 0.3),
+        "dropout": ("dropout", 0.2), "label-smoothing": ("label_smoothing", 0.25), "seed": ("random_state", 3),
+        "validation-share": ("validation_fraction", 0.4), "patience": ("patience", 6),
+        "class-weight": ("class_weight", "balanced"),
+    }  # fmt: skip
+    given = [str(word) for flag, (_, value) in values.items() for word in (f"--{flag}", value)]
+    switches = ["--bidirectional", "--early-stopping", "--no-augmentation", "--delays", "1,3"]
+    argv = ["mist", "fit", str(tmp_path), "--labels", "x", "--out", "model", *given, *switches]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(SystemExit):
+        cli.run()
+    found = made[0].get_params()
+    assert {name: found[name] for name, _ in values.values()} == dict(values.values())
+    assert (found["bidirectional"], found["early_stopping"], found["augmentation"]) == (True, True, False)
+    assert found["layer_options"] == {"delays": [1, 3]}
+
+
+def test_help_groups_the_flags_and_shows_the_estimators_defaults(mist: Mist, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    status, out, _ = mist("fit", "--help")
+    assert status == 0
+    for panel in ("Recordings", "Network", "Training", "Early stopping", "Where to compute"):
+        assert f"─ {panel} ─" in out
+    assert re.search(rf"--hidden .*units of each recurrent layer. \[default: {FrameLabeler.hidden_size}\]", out)
+    assert "[default: automatic]" in out
+    assert "--trials" not in out
 
 
 def test_training_on_all_says_that_there_is_no_figure(mist: Mist, tmp_path: Path) -> None:
@@ -168,7 +218,7 @@ def test_training_on_all_says_that_there_is_no_figure(mist: Mist, tmp_path: Path
     )
     assert status == 0
     assert "trained on: all 24 recordings" in out
-    assert "there is no honest figure" in out
+    assert "Nothing was held out (--test-share 0), so there is no report" in out
     assert not (tmp_path / "m" / "report").exists()
 
 
@@ -193,8 +243,8 @@ def test_inputs_that_tell_nothing_or_too_much_are_said(mist: Mist, tmp_path: Pat
         table = pd.read_csv(path)
         table.assign(still=5, age=number, sample=range(len(table))).to_csv(path, index=False)
     _, _, err = mist("fit", data, "--labels", data / "labels.csv", "--out", tmp_path / "m", *SMALL)
-    assert "note: always the same in the training part, so nothing can be learnt from it: still." in err
-    assert "note: the same throughout each recording: age." in err
+    assert "note: constant in the training set, so nothing can be learnt from it: still." in err
+    assert "note: constant within each recording: age." in err
     assert "note: rises from row to row in every recording, as a clock or a row number does: sample." in err
     assert "leave it out with --time-column, or choose the others with --columns." in err
 
@@ -206,7 +256,7 @@ def test_classes_that_are_too_rare_to_be_held_out_are_said(mist: Mist, tmp_path:
     labels.to_csv(data / "labels.csv", index=False)
     status, _, err = mist("fit", data, "--labels", data / "labels.csv", "--out", tmp_path / "m", *SMALL)
     assert status == 0
-    assert "note: nothing that was held out is rare: too few recordings have it" in err
+    assert "note: classes that are not evaluated, because too few recordings have them: rare." in err
 
 
 def test_classes_of_no_group_that_was_held_out_are_said(mist: Mist, tmp_path: Path) -> None:
@@ -217,9 +267,7 @@ def test_classes_of_no_group_that_was_held_out_are_said(mist: Mist, tmp_path: Pa
     flags = ["--labels", data / "labels.csv", "--group-column", "user", "--out", tmp_path / "m"]
     status, _, err = mist("fit", data, *flags, *SMALL)
     assert status == 0
-    assert re.search(
-        r"note: nothing that was held out is own: no user that was held out has any, so it is not judged", err
-    )
+    assert "note: classes that are not evaluated, because no held-out user has them: own." in err
 
 
 def test_one_group_alone_in_the_training_part_is_said(mist: Mist, tmp_path: Path) -> None:
@@ -229,8 +277,11 @@ def test_one_group_alone_in_the_training_part_is_said(mist: Mist, tmp_path: Path
     (data / "labels.csv").unlink()
     flags = ["--label-column", "row_label", "--group-column", "user"]
     status, _, err = mist("fit", data, *flags, "--out", tmp_path / "m", *SMALL)
+    assert (status, "single user" in err) == (0, False)  # nothing is held out for validation
+    status, out, err = mist("fit", data, *flags, "--out", tmp_path / "n", *SMALL, "--early-stopping")
     assert status == 0
-    assert "note: one user alone is trained on" in err
+    assert "note: the training set has a single user, so the validation set has recordings of the same." in err
+    assert re.search(r"trained 4 epochs in \d+ s, kept epoch [1-4]; [\d,]+ parameters", out)
 
 
 def test_ctrl_c_stops_training_and_keeps_the_best_so_far(mist: Mist, tmp_path: Path) -> None:
@@ -277,7 +328,6 @@ def test_export_writes_a_graph(mist: Mist, tmp_path: Path, fitted: tuple[Path, P
 def test_missing_packages_are_named(mist: Mist, monkeypatch: pytest.MonkeyPatch, fitted: tuple[Path, Path]) -> None:
     for name in (
         "mistrnn.cli._own_data",
-        "mistrnn.cli._labelled",
         "mistrnn.cli._model_folder",
         "mistrnn.tables",
         "mistrnn.tables._read",
@@ -293,6 +343,13 @@ def test_missing_packages_are_named(mist: Mist, monkeypatch: pytest.MonkeyPatch,
 def test_guide_names_only_flags_that_exist() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text()
     known = set()
-    for command in (cli.models.fit, cli.models.predict, cli.models.evaluate, cli.models.stream, cli.models.export):
+    for command in (
+        cli.models.fit,
+        cli.models.tune,
+        cli.models.predict,
+        cli.models.evaluate,
+        cli.models.stream,
+        cli.models.export,
+    ):
         known |= {f"--{name.replace('_', '-')}" for name in inspect.signature(command).parameters}
     assert set(re.findall(r"--[a-z][a-z-]+", guide)) - known == {"--help"}

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from mistrnn import SequenceClassifier
-from mistrnn.cli import _model_folder, _own_data
+from mistrnn.cli import _model_folder, _model_report
 from mistrnn.errors import UsageError
 from tests.cli.command import Mist
 from tests.cli.recordings import SMALL, rows_of, write_folder
@@ -100,10 +100,10 @@ def test_figures_are_told_even_if_the_report_cannot_be_written(
     def fail(*_: Any, **__: Any) -> None:
         raise UsageError("cannot write to the folder: No space left on device.")
 
-    monkeypatch.setattr(_own_data, "save_evaluation", fail)
+    monkeypatch.setattr(_model_report, "save_evaluation", fail)
     status, out, err = mist("fit", data, "--labels", data / "labels.csv", "--out", model, *SMALL)
     assert status == 2
-    assert re.search(r"recordings: .*% right", out)
+    assert re.search(r"recordings: accuracy .*%", out)
     assert f"model: {model}" in out
     assert "No space left on device" in err
     assert {path.name for path in model.iterdir()} == {"config.json", "model.safetensors", "reading.json"}
@@ -133,6 +133,11 @@ def test_output_among_the_recordings_is_refused(mist: Mist, tmp_path: Path, fitt
         (["--epochs", "0"], "expected max_epochs to be a whole number from 1 on, or None, got 0."),
         (["--class-weight", "heavy"], "expected --class-weight balanced or none, got 'heavy'."),
         (["--piece-length", "10"], "expected no --piece-length, because it is for labels of rows"),
+        (["--patience", "3"], "expected --early-stopping with --patience, which is about it."),
+        (["--validation-share", "0.3"], "expected --early-stopping with --validation-share, which is about it."),
+        (["--pooling", "median"], "expected pooling to be some of last, mean, max, each once and joined with +"),
+        (["--initialization", "groups"], "groups"),
+        (["--device", "tpu"], "expected device auto, cpu or cuda, got 'tpu'."),
         (["--test-share", "1"], "expected --test-share from 0 to below 1, got 1.0."),
         (["--seed", "-1"], "expected --seed between 0 and 2^31 - 1, got -1."),
         (["--columns", "a,a"], "names such as ax,ay,az, each once, those with a comma in quotes, got 'a,a'."),
@@ -175,7 +180,12 @@ def test_labels_must_come_from_somewhere(mist: Mist, tmp_path: Path, fitted: tup
     err = mist(
         "fit", data, "--labels", data / "labels.csv", "--regress", "--class-weight", "balanced", "--out", tmp_path / "m"
     )[2]
-    assert "expected no --class-weight with --regress" in err
+    assert "expected no --class-weight, because of --regress: numbers are no classes." in err
+
+
+def test_pooling_is_not_for_labels_of_rows(mist: Mist, tmp_path: Path, fitted: tuple[Path, Path]) -> None:
+    err = mist("fit", fitted[1], "--label-column", "a", "--pooling", "last", "--out", tmp_path / "m")[2]
+    assert "expected no --pooling, because each row is labelled" in err
 
 
 Spoil = Callable[[Path], object]

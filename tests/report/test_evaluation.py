@@ -110,20 +110,23 @@ def test_numbers_are_judged_by_their_distance() -> None:
 
 def test_what_is_printed_can_be_read_in_a_pipe() -> None:
     words = printed(of_rows())
-    assert "18 labelled rows of 2 recordings: 88.9% right." in words
-    assert "Always answering 'true': 55.6%." in words
+    assert "18 labelled rows of 2 recordings: accuracy 88.9% (95% interval" in words
+    assert "Baseline, always 'true': 55.6%." in words
     assert "1  [bold]a" in words  # people's words are no markup
-    assert "Error near the 1 changes of the true class: 0.0% in the 1 row before one, 100.0% in the 1 row from" in words
+    assert (
+        "Error rate near the 1 change of the true class: 0.0% in the 1 row before a change, 100.0% in the 1 row after"
+        in words
+    )
     words = printed(of_recordings())
-    assert "4 recordings: 75.0% right (95% interval 30.1% to 95.4%)." in words
+    assert "4 recordings: accuracy 75.0% (95% interval 30.1% to 95.4%)." in words
     assert "$b$ (1)" in words
-    assert "3 recordings: mean absolute error 0.3333 (always answering the mean: 1.111)" in printed(of_numbers())
+    assert "3 recordings: mean absolute error 0.3333 (baseline, always the mean: 1.111)" in printed(of_numbers())
     constant = evaluate_rows(["a"], [np.arange(3)], [np.zeros(3, int)], [sure([0, 0, 1])], CLASSES)
     assert "The true class never changes within a recording." in printed(constant)
     many = evaluate_recordings(["a"], np.array([0]), [sure([1], 30)], [f"c{k}" for k in range(30)])
     assert "The confusion matrix of 30 classes is in the picture" in printed(many)
     smile = printed(evaluate_recordings(["a"], np.array([0]), [sure([1], 2)], [":smile:", "[red]\\"]))
-    assert "Always answering ':smile:'" in smile
+    assert "Baseline, always ':smile:'" in smile
     assert "1  :smile:" in smile
     assert "[red]\\ (1)" in smile
 

@@ -28,7 +28,16 @@ HISTORY = [
     {"epoch": 4, "train_loss": 0.25, "validation_loss": 1.0, "best_epoch": 3},
 ]
 TRIALS: list[dict[str, Any]] = [
-    {"trial": 0, "status": "ok", "val_error": 0.25, "learning_rate": 1e-3, "hidden_size": 8, "curve": [1, 2]},
+    {
+        "trial": 0,
+        "status": "ok",
+        "val_error": 0.25,
+        "learning_rate": 1e-3,
+        "hidden_size": 8,
+        "curve": [1, 2],
+        "chosen": True,
+        "device": "cuda:0",
+    },
     {"trial": 1, "status": "stopped", "val_error": 0.125, "learning_rate": 1e-2, "hidden_size": 16, "curve": []},
     {"trial": 2, "status": "diverged", "val_error": None, "learning_rate": 1.0, "hidden_size": HOSTILE, "curve": []},
 ]
@@ -212,17 +221,18 @@ def test_a_matrix_of_many_classes_becomes_a_list(tmp_path: Path) -> None:
 
 def test_trials_are_ranked_and_left_out_without_a_search(tmp_path: Path) -> None:
     words = words_of(page(tmp_path, of_recordings(), trials=TRIALS))
-    assert "3 trials, 2 with a validation error. Trial 1 is the best, with 0.125." in words
-    assert "Validation error against learning rate" in words
-    assert f"1 0.125 0.01 16 stopped 0 0.25 0.001 8 ok 2 {NOTHING} 1" in words
+    assert "3 trials, 2 with a validation loss. Trial 1 is the best, with 0.125." in words
+    assert "Validation loss against learning rate" in words
+    assert f"1 0.125 0.01 16 stopped 0 0.25 0.001 8 chosen 2 {NOTHING} 1" in words
     assert "curve" not in words
+    assert "cuda:0" not in words
     assert 'id="search"' not in page(tmp_path, of_recordings())
-    losses = [{"trial": 0, "status": "ok", "val_loss": 0.5}]
-    words = words_of(page(tmp_path, of_recordings(), trials=losses))
-    assert "1 trials, 1 with a validation loss." in words
-    assert "against learning rate" not in words
+    both = [{**one, "chosen": one["trial"] < 2} for one in TRIALS]
+    assert "The model is the mean of the 2 chosen trials." in words_of(page(tmp_path, of_recordings(), trials=both))
     nothing = [{"trial": 0, "status": "crashed", "val_error": None, "learning_rate": 0.1}]
-    assert "1 trials, 0 with a validation error." in words_of(page(tmp_path, of_recordings(), trials=nothing))
+    words = words_of(page(tmp_path, of_recordings(), trials=nothing))
+    assert "1 trials, 0 with a validation loss." in words
+    assert "against learning rate" not in words
 
 
 def test_about_has_values_settings_lists_and_versions(tmp_path: Path) -> None:
@@ -261,7 +271,9 @@ def test_page_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytes
 
 
 def test_report_folder_begins_with_the_page(tmp_path: Path) -> None:
-    files = save_evaluation(of_recordings(list("abc")), tmp_path, title="Mine", about={}, history=HISTORY, trials=TRIALS)
+    files = save_evaluation(
+        of_recordings(list("abc")), tmp_path, title="Mine", about={}, history=HISTORY, trials=TRIALS
+    )
     assert files[0] == tmp_path / "report.html"
     text = files[0].read_text(encoding="utf-8")
     assert "Loss over epochs" in text

@@ -22,8 +22,8 @@ NOT_FOR = {
     "recordings": {"piece_length": "because it is for labels of rows, and these are of recordings"},
     "numbers": {
         "piece_length": "because it is for labels of rows, and these are of recordings",
-        "label_smoothing": "with --regress, because numbers are no classes",
-        "class_weight": "with --regress, because numbers are no classes",
+        "label_smoothing": "because of --regress: numbers are no classes",
+        "class_weight": "because of --regress: numbers are no classes",
     },
 }
 """The flags that one kind of labels has no use for, and why."""

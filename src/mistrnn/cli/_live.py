@@ -1,4 +1,4 @@
-"""What `mist stream` does: a line in, a line out, in constant time and memory."""
+"""`mist stream`: a line in, a line out, in constant time and memory."""
 
 import csv
 import io
@@ -165,7 +165,7 @@ def answer_lines(model: Path, *, skip_bad: bool) -> int:
                 else [f"{value:.9g}" for value in np.atleast_1d(said)]
             )
     except BrokenPipeError:
-        # Whoever read has enough. What is left in the buffer must not be flushed at the end.
+        # The reader has left. What is left in the buffer must not be flushed at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:

@@ -23,7 +23,7 @@ from mistrnn.training.store import OWN_FILES, OWN_MODELS
 from mistrnn.training.tuning import RACE, REFIT
 
 Kind = Literal["recordings", "rows", "numbers"]
-"""What has a label: each recording, each row, or each recording a number."""
+"""One class for each recording, one for each row, or a number for each recording."""
 ESTIMATORS: dict[Kind, type[SequenceEstimator]] = {
     "recordings": SequenceClassifier,
     "rows": FrameLabeler,

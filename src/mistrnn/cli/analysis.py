@@ -31,6 +31,16 @@ from mistrnn.cli._flags import (
     numbers,
 )
 from mistrnn.cli._progress import watched
+from mistrnn.cli._task_flags import (
+    Columns,
+    GroupColumn,
+    IdColumn,
+    LabelColumn,
+    Labels,
+    PerRecording,
+    Setting,
+    TimeColumn,
+)
 from mistrnn.cli.studies import study_from
 from mistrnn.errors import UsageError
 from mistrnn.files import folder_at
@@ -55,6 +65,14 @@ def gradients(
     length: Length = None,
     last_pixels: LastPixels = None,
     user: User = None,
+    labels: Labels = None,
+    label_column: LabelColumn = None,
+    per_recording: PerRecording = False,
+    columns: Columns = None,
+    id_column: IdColumn = None,
+    time_column: TimeColumn = None,
+    group_column: GroupColumn = None,
+    setting: Setting = None,
     delays: Delays = None,
     periods: Periods = None,
     num_layers: NumLayers = 1,

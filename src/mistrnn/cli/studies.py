@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,12 +52,23 @@ from mistrnn.cli._flags import (
 )
 from mistrnn.cli._page import write_page
 from mistrnn.cli._progress import watched
+from mistrnn.cli._task_flags import (
+    Columns,
+    GroupColumn,
+    IdColumn,
+    LabelColumn,
+    Labels,
+    PerRecording,
+    Setting,
+    TimeColumn,
+    task_settings,
+)
 from mistrnn.demo import BATCH, DELAY, STEPS, TRIALS, run_demo
 from mistrnn.errors import UsageError
 from mistrnn.files import folder_at
 from mistrnn.layers import LAYERS
 from mistrnn.paper import figure3
-from mistrnn.tasks import TASKS
+from mistrnn.tasks import TASKS, find_installed_tasks
 from mistrnn.tasks._mnist_files import MIRRORS, get
 from mistrnn.tasks.hapt import prepare_hapt
 from mistrnn.tasks.mobiact import prepare_mobiact
@@ -87,6 +99,14 @@ def sweep(
     length: Length = None,
     last_pixels: LastPixels = None,
     user: User = None,
+    labels: Labels = None,
+    label_column: LabelColumn = None,
+    per_recording: PerRecording = False,
+    columns: Columns = None,
+    id_column: IdColumn = None,
+    time_column: TimeColumn = None,
+    group_column: GroupColumn = None,
+    setting: Setting = None,
     delays: Delays = None,
     periods: Periods = None,
     num_layers: NumLayers = 1,
@@ -132,6 +152,14 @@ def train(
     length: Length = None,
     last_pixels: LastPixels = None,
     user: User = None,
+    labels: Labels = None,
+    label_column: LabelColumn = None,
+    per_recording: PerRecording = False,
+    columns: Columns = None,
+    id_column: IdColumn = None,
+    time_column: TimeColumn = None,
+    group_column: GroupColumn = None,
+    setting: Setting = None,
     delays: Delays = None,
     periods: Periods = None,
     num_layers: NumLayers = 1,
@@ -157,9 +185,14 @@ def train(
 @app.command()
 def tasks() -> None:
     """List the tasks and their settings."""
+    find_installed_tasks()
+    flags = signature(sweep).parameters
     table = Table("task", "what it is", "settings", "steps", "validation every", box=None, pad_edge=False)
     for name, kind in TASKS.items():
-        settings = "\n".join(f"--{key.replace('_', '-')}: {text}" for key, text in kind.settings.items())
+        settings = "\n".join(
+            f"--{key.replace('_', '-')}: {text}" if key in flags else f"--setting {key}=…: {text}"
+            for key, text in kind.settings.items()
+        )
         table.add_row(name, kind.summary, settings, f"{kind.default_steps:,}", str(kind.validation_interval))
     console.print(table)
 
@@ -249,11 +282,9 @@ def demo(
 
 def study_from(given: dict[str, Any]) -> Study:
     """Return the study that the flags of `sweep` or `train` describe."""
-    names = {name for task in TASKS.values() for name in task.settings}
-    settings = {name: given[name] for name in sorted(names) if given.get(name) is not None}
     return Study(
         **{field.name: given[field.name] for field in fields(Study) if field.name in given},
-        task_settings=settings,
+        task_settings=task_settings(given),
         layer_options=_layer_options(given),
     )
 
@@ -285,7 +316,7 @@ def _layer_options(given: dict[str, Any]) -> dict[str, Any]:
 def _run_and_print(study: Study, given: dict[str, Any]) -> None:
     """Run a study, print its trials, and leave with status 1 if some crashed."""
     engine = engine_from(given)
-    out = folder_at(given["out"]).place  # an address that nobody knows is refused before any data is read
+    out = folder_at(given["out"]).place  # an unknown address is refused before any data is read
     task = study_task(study, given["data"])
     with watched(study.total_steps, out) as (show, stop):
         rows = run_study(

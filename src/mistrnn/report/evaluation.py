@@ -1,6 +1,6 @@
-"""How good a model is on labelled recordings: figures for each class, confusions, and where in time it errs.
+"""The accuracy of a model on labelled recordings: figures for each class, confusions, and errors over time.
 
-T time, K classes. Nothing here knows about models: it takes what is true and what was predicted.
+T time, K classes. Nothing here knows about models: it takes true and predicted values.
 """
 
 import heapq
@@ -37,7 +37,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What came out, as numbers, and what was predicted, as a table."""
+    """The figures of an evaluation, and the predictions as a table."""
 
     figures: dict[str, Any]
     names: Sequence[str]
@@ -57,14 +57,14 @@ def evaluate_recordings(
     classes: Sequence[str],
     groups: Sequence[str] | None = None,
 ) -> Evaluation:
-    """Judge one class for each recording.
+    """Evaluate one class for each recording.
 
     Args:
         ids: of the recordings.
         truth: [recordings] the true classes, as places in `classes`.
         probabilities: [T, K] for each recording, as if it had ended at each of its steps; [1, K] if that is not known.
         classes: their names; the first K are those that have a probability.
-        groups: [recordings] whose they are, if that is known.
+        groups: [recordings] the group of each, if there are groups.
     """
     found = np.array([one[-1].argmax() for one in probabilities])
     figures = _class_figures("recordings", truth, found, classes) | _counted_groups(groups)
@@ -98,7 +98,7 @@ def evaluate_rows(
     classes: Sequence[str],
     groups: Sequence[str] | None = None,
 ) -> Evaluation:
-    """Judge one class for each row.
+    """Evaluate one class for each row.
 
     Args:
         ids: of the recordings.
@@ -106,7 +106,7 @@ def evaluate_rows(
         truth: [T] for each recording: places in `classes`, -1 where a row has no label.
         probabilities: [T, K] for each recording.
         classes: their names; the first K are those that have a probability.
-        groups: [recordings] whose they are, if that is known.
+        groups: [recordings] the group of each, if there are groups.
     """
     found = [one.argmax(-1) for one in probabilities]
     labelled = [one != UNLABELLED for one in truth]
@@ -145,7 +145,7 @@ def evaluate_numbers(
     after_reading: Mapping[float, NDArray[np.float64]],
     groups: Sequence[str] | None = None,
 ) -> Evaluation:
-    """Judge one number for each recording; `after_reading` has what was predicted from the first share of each."""
+    """Evaluate one number for each recording; `after_reading` has the predictions from the first share of each."""
     error, away = found - truth, truth - truth.mean()
     r2 = _r2(truth, found)
     figures = {

@@ -1,4 +1,4 @@
-"""The report about a model in a folder: a page, its figures as JSON, what was predicted as CSV, and pictures."""
+"""The report about a model in a folder: a page, all figures as JSON, predictions as CSV, and pictures."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ FILES = (
     PAGE,
     *(f"{name}.{kind}" for name in PICTURES for kind in ("svg", "png", "csv")),
 )
-"""All that a report may consist of."""
+"""The files of a report."""
 
 TRUE, FOUND = "#0072B2", "#D55E00"
 
@@ -115,15 +115,15 @@ def _draw_where_it_errs(figures: Mapping[str, Any], folder: Path, title: str) ->
         parts = over_time["after_reading"]
         key = "accuracy" if "accuracy" in parts[0] else "mean_absolute_error"
         axes[0].plot([one["read"] for one in parts], [one[key] for one in parts], color=TRUE, marker="o")
-        axes[0].set(xlabel="share of each recording that was read", xlim=(0, 1.02))
+        axes[0].set(xlabel="share of each recording that is read", xlim=(0, 1.02))
         axes[0].xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         if key == "accuracy":
             baseline, words = figures["always_the_most_common"]["accuracy"], "always the most common class"
-            axes[0].set(ylabel="recordings that are right", ylim=(0, 1.02))
+            axes[0].set(ylabel="accuracy", ylim=(0, 1.02))
         else:
             baseline, words = figures["always_the_mean"]["mean_absolute_error"], "always the mean"
             axes[0].set(ylabel="mean absolute error")
-            axes[0].set_ylim(0, 1.1 * max(baseline, *(one[key] for one in parts)))
+            axes[0].set_ylim(0, 1.1 * max(baseline, *(one[key] for one in parts)) or 1.0)  # all may be exact
         axes[0].axhline(baseline, color="0.5", linewidth=1)
         axes[0].annotate(
             words, (1.0, baseline), xycoords=("axes fraction", "data"), xytext=(-4, 2), textcoords="offset points",
@@ -133,12 +133,12 @@ def _draw_where_it_errs(figures: Mapping[str, Any], folder: Path, title: str) ->
     else:
         parts = over_time["by_position"]
         _bars(axes[0], [f"to {one['to']:.0%}" for one in parts], [one["error"] for one in parts])
-        axes[0].set(xlabel="part of the recording", ylabel="rows that are wrong")
+        axes[0].set(xlabel="part of the recording", ylabel="error rate")
         axes[0].tick_params(axis="x", labelrotation=45)
         rows = [{"where": f"{one['from']:.1f} to {one['to']:.1f}", **_numbers_of(one)} for one in parts]
         if near:
             count = near["within_rows"]
-            names = {"before": f"{count} rows\nbefore", "after": f"{count} rows\nfrom it on", "elsewhere": "elsewhere"}
+            names = {"before": f"{count} rows\nbefore", "after": f"{count} rows\nafter", "elsewhere": "elsewhere"}
             _bars(axes[1], list(names.values()), [near[name]["error"] for name in names])
             axes[1].set(xlabel="near a change of the true class")
             rows += [{"where": words.replace("\n", " "), **_numbers_of(near[name])} for name, words in names.items()]
@@ -159,7 +159,7 @@ def _numbers_of(part: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _draw_longest(longest: Timeline, classes: Sequence[str], folder: Path) -> list[Path]:
-    """Draw what is true and what was predicted over time, as lines from where a class begins to where it ends."""
+    """Draw the true and the predicted classes over time."""
     figure = Figure(figsize=(10, 1.6 + 0.24 * len(classes)), layout="constrained")
     axes = figure.subplots()
     rows: list[dict[str, object]] = []

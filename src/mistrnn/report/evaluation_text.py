@@ -26,26 +26,24 @@ def print_evaluation(evaluation: Evaluation, console: Console) -> None:
         return
     common = figures["always_the_most_common"]
     what = f"{figures['count']:,} recordings"
-    interval = ""
     if figures["kind"] == "rows":
         what = f"{figures['count']:,} labelled rows of {figures['recordings']:,} recordings"
-    else:
-        low, high = figures["accuracy_95_percent_interval"]
-        interval = f" (95% interval {low:.1%} to {high:.1%})"
-    line(f"{what}: {figures['accuracy']:.1%} right{interval}.")
+    ends = figures["accuracy_95_percent_interval"]
+    interval = f" (95% interval {ends[0]:.1%} to {ends[1]:.1%})" if ends else ""
+    line(f"{what}: accuracy {figures['accuracy']:.1%}{interval}.")
     line(
-        f"Always answering {common['class']!r}: {common['accuracy']:.1%}. Mean recall of the classes: "
-        f"{figures['balanced_accuracy']:.1%}, mean F1: {figures['macro_f1']:.3f}."
+        f"Baseline, always {common['class']!r}: {common['accuracy']:.1%}. Balanced accuracy: "
+        f"{figures['balanced_accuracy']:.1%}. Macro F1: {figures['macro_f1']:.3f}."
     )
     _print_classes(figures, console, line)
     over_time = figures.get("over_time", {})
     if "after_reading" in over_time:
-        line("\nWhere in time: right if only the first part of each recording had been read")
+        line("\nAccuracy by share of each recording that is read")
         table = _table(*(f"{one['read']:.0%}" for one in over_time["after_reading"]))
         table.add_row(*(f"{one['accuracy']:.1%}" for one in over_time["after_reading"]))
         console.print(table)
     if "by_position" in over_time:
-        line("\nWhere in time: error in each tenth of the recordings")
+        line("\nError rate in each tenth of the recordings")
         table = _table(*(f"to {one['to']:.0%}" for one in over_time["by_position"]))
         table.add_row(*(percent(one["error"]) for one in over_time["by_position"]))
         console.print(table)
@@ -54,16 +52,17 @@ def print_evaluation(evaluation: Evaluation, console: Console) -> None:
             line("The true class never changes within a recording.")
         else:
             rows = "1 row" if near["within_rows"] == 1 else f"{near['within_rows']} rows"
+            changes = "1 change" if near["changes"] == 1 else f"{near['changes']:,} changes"
             line(
-                f"\nError near the {near['changes']:,} changes of the true class: {percent(near['before']['error'])} in the "
-                f"{rows} before one, {percent(near['after']['error'])} in the {rows} from one on, "
+                f"\nError rate near the {changes} of the true class: {percent(near['before']['error'])} in "
+                f"the {rows} before a change, {percent(near['after']['error'])} in the {rows} after it, "
                 f"{percent(near['elsewhere']['error'])} elsewhere."
             )
 
 
 def _print_classes(figures: Mapping[str, Any], console: Console, line: Any) -> None:
     line("")
-    full = _table("", "class", "precision", "recall", "F1", figures["kind"], "most often taken for", left=(1, 6))
+    full = _table("", "class", "precision", "recall", "F1", figures["kind"], "most often confused with", left=(1, 6))
     short = _table("", "class", "precision", "recall", "F1", figures["kind"], left=(1,))
     for number, row in enumerate(figures["classes"], 1):
         mistaken = row["mistaken_for"]
@@ -78,20 +77,20 @@ def _print_classes(figures: Mapping[str, Any], console: Console, line: Any) -> N
     for number, (name, row) in enumerate(zip(figures["confusion"]["classes"], counts, strict=True), 1):
         table.add_row(str(number), _plain(name), *(f"{count:,}" if count else "." for count in row))
     if len(counts) > MOST_CLASSES_PRINTED or not _fits(table, console):
-        line(f"\nThe confusion matrix of {len(counts)} classes is in the picture and in confusion.csv.")
+        line(f"\nThe confusion matrix of {len(counts)} classes is in confusion.png and confusion.csv.")
         return
-    line("\nConfusions: a line for each true class, a column for each predicted one")
+    line("\nConfusion matrix: true classes in rows, predicted classes in columns")
     console.print(table)
 
 
 def _print_numbers(figures: Mapping[str, Any], console: Console, line: Any) -> None:
     r2 = "not defined, because all are the same" if figures["r2"] is None else f"{figures['r2']:.3f}"
     line(
-        f"{figures['count']:,} recordings: mean absolute error {figures['mean_absolute_error']:.4g} (always answering the "
+        f"{figures['count']:,} recordings: mean absolute error {figures['mean_absolute_error']:.4g} (baseline, always the "
         f"mean: {figures['always_the_mean']['mean_absolute_error']:.4g}), root mean square error "
         f"{figures['root_mean_square_error']:.4g}, R² {r2}."
     )
-    line("\nWhere in time: mean absolute error if only the first part of each recording had been read")
+    line("\nMean absolute error by share of each recording that is read")
     parts = figures["over_time"]["after_reading"]
     table = _table(*(f"{one['read']:.0%}" for one in parts))
     table.add_row(*(f"{one['mean_absolute_error']:.4g}" for one in parts))
@@ -114,5 +113,5 @@ def _plain(text: str) -> Text:
 
 
 def percent(share: float | None) -> str:
-    """Return a share in words, which may be none of nothing."""
+    """Return a share as a percentage; - for none."""
     return "-" if share is None else f"{share:.1%}"

@@ -54,7 +54,7 @@ def evaluate_estimator(
         y: [cases] labels or numbers, or [time] labels for each case; None and NaN are frames without a label, as is
             `model.unlabeled` where the model has one. A class that the model does not know counts as an error.
         ids: [cases] names of the cases; their numbers from 0 if not given.
-        groups: [cases] whose they are, if that is known.
+        groups: [cases] the group of each case, if there are groups.
         rows: [time] for each case: which row of its file a frame is, from 0.
         over_time: whether to evaluate shorter beginnings of the cases, too. A model that reads cases backwards cannot.
     """

@@ -47,7 +47,7 @@ def write_model_page(
         about: the model and the data: values, dicts of settings and lists of names. `evaluated_on` (words) stands at the
             top, `command` by itself.
         history: a dict for each epoch: epoch, train_loss, validation_loss (None without a validation), best_epoch.
-        trials: a dict for each trial of a search: trial, status, val_error or val_loss, learning_rate, other settings.
+        trials: a dict for each trial of a search: trial, status, val_error (its validation loss), chosen, settings.
     """
     figures = evaluation.figures
     of_numbers = figures["kind"] == "numbers"
@@ -165,7 +165,7 @@ def _classes(figures: Mapping[str, Any]) -> PageTable:
         taken = f"{mistaken['class']} ({mistaken['count']:,})" if mistaken else NOTHING
         f1 = NOTHING if row["f1"] is None else f"{row['f1']:.3f}"
         rows.append([row["class"], percent(row["precision"]), percent(row["recall"]), f1, f"{row['support']:,}", taken])
-    columns = ["class", "precision", "recall", "F1", f"support ({unit})", "most often taken for"]
+    columns = ["class", "precision", "recall", "F1", f"support ({unit})", "most often confused with"]
     return table("", columns, rows, right=(1, 2, 3, 4))
 
 
@@ -181,9 +181,7 @@ def _confusion(figures: Mapping[str, Any]) -> View:
     ]
     pairs.sort(key=lambda pair: -pair[0])
     if len(names) <= MOST_CLASSES:
-        caption = (
-            f"Number of {unit}. The shade is the share of the true class; right answers are on the diagonal, in bold."
-        )
+        caption = f"Number of {unit}; the shade is the share of the true class. Correct predictions are in bold."
         return {"caption": caption, "names": names, "rows": rows, "pairs": table("", [], [])}
     caption = f"The matrix of {len(names)} classes is in confusion.csv and confusion.png, in the folder of this page."
     listed = [[true, found, f"{count:,}"] for count, true, found in pairs[:MOST_PAIRS]]
@@ -299,7 +297,7 @@ def _learning(history: Sequence[Mapping[str, Any]]) -> View | None:
     known = [value for values in finite.values() for value in values]
     if not known:
         return None
-    kept = history[-1].get("best_epoch")
+    kept = history[-1].get("best_epoch") if finite["validation"] else None
     note = f"{len(epochs):,} epochs." + (f" The model keeps the weights of epoch {kept:,}." if kept else "")
     note += "" if finite["validation"] else " There is no validation set."
     alt = "; ".join(

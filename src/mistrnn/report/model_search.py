@@ -9,57 +9,62 @@ from mistrnn.report.model_tables import NOTHING, number, table, words
 
 MOST_TRIALS = 10
 """Trials in the table."""
-MEASURES = {"val_error": "validation error", "val_loss": "validation loss"}
-OTHER_COLUMNS = ("trial", "status", "curve", *MEASURES)
+MEASURE = "validation loss"
+NOT_SETTINGS = (
+    "trial", "status", "curve", "val_error", "test_error", "best_step", "steps", "seconds", "group", "device", "parameters",
+    "chosen",
+)  # fmt: skip
 """Keys of a trial that are no settings."""
 
 
 def search_section(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return what the page shows of a search; None without trials.
 
-    Trials are ranked by val_error, or by val_loss if none has a val_error. Those without a finite value come last.
+    Trials are ranked by val_error, their validation loss. Those without a finite one come last.
     """
     if not trials:
         return None
-    key = next((name for name in MEASURES if any(_finite(one.get(name)) for one in trials)), "val_error")
-    ranked = sorted(trials, key=lambda one: one[key] if _finite(one.get(key)) else math.inf)
-    measured = sum(_finite(one.get(key)) for one in trials)
+    ranked = sorted(trials, key=lambda one: one["val_error"] if _finite(one.get("val_error")) else math.inf)
+    measured = sum(_finite(one.get("val_error")) for one in trials)
     best = ranked[:MOST_TRIALS]
-    measures = [name for name in MEASURES if any(one.get(name) is not None for one in trials)]
-    settings = list(dict.fromkeys(name for one in trials for name in one if name not in OTHER_COLUMNS))
+    settings = list(dict.fromkeys(name for one in trials for name in one if name not in NOT_SETTINGS))
     rows = [
-        [str(one["trial"]), *(number(one.get(name)) for name in measures)]
-        + [_setting(one.get(name)) for name in settings]
-        + [str(one.get("status", NOTHING))]
+        [str(one["trial"]), number(one.get("val_error")), *(_setting(one.get(name)) for name in settings), _status(one)]
         for one in best
     ]
-    columns = ["trial", *(MEASURES[name] for name in measures), *map(words, settings), "status"]
-    note = f"{len(trials):,} trials, {measured:,} with a {MEASURES[key]}."
+    note = f"{len(trials):,} trials, {measured:,} with a {MEASURE}."
     if measured:
-        note += f" Trial {ranked[0]['trial']} is the best, with {number(ranked[0][key])}."
+        note += f" Trial {ranked[0]['trial']} is the best, with {number(ranked[0]['val_error'])}."
+    if chosen := sum(bool(one.get("chosen")) for one in trials):
+        note += f" The model is the mean of the {chosen} chosen trials." if chosen > 1 else ""
+    caption = f"The best {len(best)} trials. {NOTHING}: as without a search."
     return {
         "note": note,
-        "chart": _by_learning_rate(ranked, key),
-        "table": table(f"The best {len(best)} trials.", columns, rows, right=range(1, 1 + len(measures))),
+        "chart": _by_learning_rate(ranked),
+        "table": table(caption, ["trial", MEASURE, *map(words, settings), "status"], rows, right=(1,)),
     }
 
 
-def _by_learning_rate(ranked: Sequence[Mapping[str, Any]], key: str) -> charts.Chart | None:
+def _status(trial: Mapping[str, Any]) -> str:
+    return "chosen" if trial.get("chosen") else str(trial.get("status", NOTHING))
+
+
+def _by_learning_rate(ranked: Sequence[Mapping[str, Any]]) -> charts.Chart | None:
     """Return a point for each trial that has a learning rate and a finite value, the best one last, on top."""
-    shown = [one for one in ranked if _finite(one.get(key)) and _finite(one.get("learning_rate"))]
+    shown = [one for one in ranked if _finite(one.get("val_error")) and _finite(one.get("learning_rate"))]
     shown = [one for one in shown if one["learning_rate"] > 0]
     if not shown:
         return None
-    rates, values = [float(one["learning_rate"]) for one in shown], [float(one[key]) for one in shown]
+    rates, values = [float(one["learning_rate"]) for one in shown], [float(one["val_error"]) for one in shown]
     x = charts.Axis("learning rate (log scale)", min(rates) / 1.5, max(rates) * 1.5, log=True)
-    title = f"{MEASURES[key].capitalize()} against learning rate"
-    alt = f"{len(shown)} trials. The lowest {MEASURES[key]}, {number(values[0])}, has learning rate {rates[0]:.3g}."
-    chart = charts.Chart(title, alt, x, charts.fitted_axis(MEASURES[key], values, may_be_log=True))
+    title = f"{MEASURE.capitalize()} against learning rate"
+    alt = f"{len(shown)} trials. The lowest {MEASURE}, {number(values[0])}, has learning rate {rates[0]:.3g}."
+    chart = charts.Chart(title, alt, x, charts.fitted_axis(MEASURE, values, may_be_log=True))
     for one in reversed(shown):
         finished = one.get("status", "ok") == "ok"
-        text = f"trial {one['trial']}: {number(one[key])} with {one['learning_rate']:.3g}"
+        text = f"trial {one['trial']}: {number(one['val_error'])} with {one['learning_rate']:.3g}"
         text += "" if finished else f", {one['status']}"
-        chart.add_dot(one["learning_rate"], one[key], text, style=int(one is shown[0]), hollow=not finished)
+        chart.add_dot(one["learning_rate"], one["val_error"], text, style=int(one is shown[0]), hollow=not finished)
     return chart
 
 

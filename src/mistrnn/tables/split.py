@@ -23,7 +23,7 @@ def hold_out(
     Args:
         share: of all that is counted.
         contents: how much of each class a recording holds: one of its own, or a number of rows.
-        groups: whose each recording is.
+        groups: the group of each recording.
         seed: all that is random follows from it.
 
     >>> contents = [Counter({label: 1}) for label in "aaaaabbbbb"]
