@@ -124,7 +124,7 @@ def test_what_is_printed_can_be_read_in_a_pipe() -> None:
     constant = evaluate_rows(["a"], [np.arange(3)], [np.zeros(3, int)], [sure([0, 0, 1])], CLASSES)
     assert "The true class never changes within a recording." in printed(constant)
     many = evaluate_recordings(["a"], np.array([0]), [sure([1], 30)], [f"c{k}" for k in range(30)])
-    assert "The confusion matrix of 30 classes is in the picture" in printed(many)
+    assert "The confusion matrix of 30 classes is in confusion.png" in printed(many)
     smile = printed(evaluate_recordings(["a"], np.array([0]), [sure([1], 2)], [":smile:", "[red]\\"]))
     assert "Baseline, always ':smile:'" in smile
     assert "1  :smile:" in smile
