@@ -141,7 +141,8 @@ def test_network_compiled_into_one_graph_equals_eager(kind: str, with_lengths: b
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # in torch itself
 def test_network_compiled_by_the_default_backend_trains_as_eager() -> None:
     network = new_network(dropout=0.0).train()
-    compiled = torch.compile(network, fullgraph=True, dynamic=True)
+    # Inductor of torch 2.13 cannot order strides that are symbols (pytorch#185510, #172204).
+    compiled = torch.compile(network, fullgraph=True, dynamic=False)
     x, lengths = torch.randn(12, 5, CHANNELS), torch.tensor([12, 3, 7, 12, 1])
     found = []
     for run in (network, compiled):

@@ -14,6 +14,7 @@ from mistrnn.tasks.surgical import prepare_surgical
 from mistrnn.tasks.timit import prepare_timit
 from tests.layers.cases import seeded
 from tests.tasks.idx_files import write_mnist
+from tests.tasks.own_recordings import OwnRecordings, write_folder
 from tests.tasks.own_regression import OWN
 from tests.tasks.recorded_files import TIMIT_TRAIN_SPEAKERS, write_gesture_phase, write_hapt, write_mobiact, write_timit
 
@@ -21,6 +22,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "copy": {"delay": 100},
     "addition": {"length": 20},
     "pmnist": {"last_pixels": 50},
+    "recordings": {"labels": "labels.csv"},
 }
 every_task = pytest.mark.parametrize("name", list(TASKS))
 
@@ -38,7 +40,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     prepare_hapt(hapt, root / "hapt-prepared", frames=False)
     prepare_hapt(hapt, root / "hapt-frames-prepared", frames=True)
     prepare_surgical(write_gesture_phase(root / "surgical"), root / "surgical-prepared")
-    return {"smnist": mnist, "pmnist": mnist} | {
+    recordings = write_folder(root / "recordings")
+    return {"smnist": mnist, "pmnist": mnist, "recordings": recordings} | {
         name: root / f"{name}-prepared" for name in ("timit", "mobiact", "surgical", "hapt", "hapt-frames")
     }
 
@@ -173,7 +176,7 @@ def test_perfect_scores_have_no_error(name: str, data: dict[str, Path]) -> None:
     assert task.errors(perfect.double(), targets).item() == 0
 
 
-@pytest.mark.parametrize("kind", OWN)
+@pytest.mark.parametrize("kind", [*OWN, OwnRecordings])
 @pytest.mark.parametrize(
     "contract",
     [
@@ -187,7 +190,7 @@ def test_perfect_scores_have_no_error(name: str, data: dict[str, Path]) -> None:
         test_perfect_scores_have_no_error,
     ],
 )
-def test_a_regression_of_ones_own_keeps_the_contract(kind: Any, contract: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_of_ones_own_keeps_the_contract(kind: Any, contract: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, kind.name, kind)
     with seeded(0):
         contract(kind.name, {})
@@ -203,7 +206,7 @@ def test_data_lives_on_the_device(name: str, data: dict[str, Path]) -> None:
 
 
 def test_unknown_names_and_settings_are_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"^expected a task among copy, addition, smnist, pmnist, .*, got 'cpoy'.$"):
+    with pytest.raises(ValueError, match=r"^expected a task among copy, addition, smnist, .*, got 'cpoy'\. One's own"):
         make_task("cpoy")
     with pytest.raises(
         ValueError, match=r"^copy: expected no data folder, because the task makes its own data, got x.$"

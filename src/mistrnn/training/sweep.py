@@ -60,7 +60,7 @@ def run_study(
     Args:
         study: the settings.
         folder: where everything is kept, a path or an address such as s3://bucket/study; the same call again resumes.
-        data: the folder of a task's files.
+        data: the folder of a task's files; for `recordings`, one long table, too.
         device: cpu, cuda, cuda:1, … or auto: a GPU if there is one.
         fresh: forget the study that is in the folder.
         group_size: how many trials train at once; as many as memory holds if left out.
@@ -86,6 +86,8 @@ def run_study(
         raise UsageError(f"cannot write TensorBoard's files to {log_dir}: it is a file.")
     (engine or Embedded()).check(device)
     task = task or study_task(study, data)
+    if task.name != study.task:
+        raise UsageError(f"expected a task {study.task!r}, because the study says so, got {task.name!r}.")
     with memory_named(study.trial_name):
         study.initial_parameters(0, task)
     if study.batch_size > task.sizes["train"]:

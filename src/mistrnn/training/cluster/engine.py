@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from mistrnn.errors import UsageError
+from mistrnn.tasks import TASKS, Task
 from mistrnn.training.cluster.connection import connected, make_sure_of_cluster, make_sure_of_ray
 from mistrnn.training.cluster.crew import Crew
 from mistrnn.training.cluster.shipping import Packed, packed
@@ -66,6 +67,7 @@ class RayEngine:
                 device=kind,
                 threads=self.cpus_per_worker,
                 neighbours=1 if kind == "cuda" else min(workers, max(rooms)),
+                own_task=_own_task(task),
             )
             there_already = self.node_data or not type(task).needs_data
             parts = None if there_already else ray.put(self._sendable(ray, task))
@@ -97,7 +99,7 @@ class RayEngine:
         return ray.remote(**options)(Worker)
 
     def _sendable(self, ray: ModuleType, task: Data) -> Packed:
-        parts = packed(task)
+        parts = packed(task, ray.cloudpickle.CloudPickler)
         size = sum(array.nbytes for array in parts[1])
         room = min(node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["Alive"])
         if size > STORE_SHARE * room:
@@ -106,3 +108,11 @@ class RayEngine:
                 f"({room / 2**30:.2f} GiB). Put it where every node finds it under the same path, and say --node-data."
             )
         return parts
+
+
+def _own_task(task: Data) -> type[Task] | None:
+    """Return the class of a task that `register_task` has made known in this process alone."""
+    kind = type(task)
+    if issubclass(kind, Task) and TASKS.get(kind.name) is kind and kind.__module__.partition(".")[0] != "mistrnn":
+        return kind
+    return None

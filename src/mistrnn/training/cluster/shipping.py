@@ -17,12 +17,15 @@ from mistrnn.training.run import Data
 Packed = tuple[bytes, list[np.ndarray[Any, Any]]]
 
 
-def packed(task: Data) -> Packed:
-    """Return the parts of a task on the CPU; a tensor that it holds twice is there once."""
+def packed(task: Data, pickler: Any = pickle.Pickler) -> Packed:
+    """Return the parts of a task on the CPU; a tensor that it holds twice is there once.
+
+    Ray's own pickler takes classes of a script or a notebook, too.
+    """
     arrays: list[np.ndarray[Any, Any]] = []
     places: dict[tuple[Any, ...], int] = {}
 
-    class Packer(pickle.Pickler):
+    class Packer(pickler):  # type: ignore[misc]
         def persistent_id(self, value: Any) -> int | None:
             if not isinstance(value, Tensor):
                 return None

@@ -12,6 +12,7 @@ import torch
 import mistrnn
 from mistrnn._memory import keep_freed_memory
 from mistrnn.errors import UsageError
+from mistrnn.tasks import Task, register_task
 from mistrnn.training.cluster.shipping import Packed, unpacked
 from mistrnn.training.embedded import choose_device
 from mistrnn.training.memory import OutOfMemory
@@ -46,6 +47,8 @@ class Post:
     threads: int
     neighbours: int
     """Workers that share the memory of a node."""
+    own_task: type[Task] | None = None
+    """A task that has been registered where the study was started, and that no worker finds by its name."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,8 @@ class Worker:
         try:
             keep_freed_memory()
             torch.set_num_threads(post.threads)
+            if post.own_task is not None:
+                register_task(post.own_task)
             self._study = experiment_from(post.study)
             self._device = choose_device(post.device)
             task = unpacked(parts) if parts else self._own_task()
