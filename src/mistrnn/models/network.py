@@ -1,7 +1,8 @@
 """A network for whole recordings and live signals: residual blocks around any of the layers, pooling, a linear head.
 
     h = linear(standardised input)
-    each block:  h = h + dropout(linear(layer(conv(norm(h)))))
+    each block:  u = conv(norm(h))
+                 h = h + dropout(linear(u + layer(u)))
                  h = h + dropout(gated linear unit(norm(h)))
     scores = linear(pooling(norm(h)))          or linear(norm(h)) at every step
 
@@ -53,8 +54,9 @@ class ResidualBlock(nn.Module):
             y, history = self.conv(y, history, current, keep_history=keep_state)
             layer_state = tuple(rest)
         with contextlib.nullcontext() if current.layer_numbers is None else self.layer._drawing_from(current.layer_numbers):
-            y, after = self.layer(y, layer_state or None, lengths=current.lengths)
-        x = self._residual(x, self.projection(y), current)
+            output, after = self.layer(y, layer_state or None, lengths=current.lengths)
+        y = torch.cat([y] * self.layer.directions, -1)  # around the layer: so much of the past is local
+        x = self._residual(x, self.projection(y + output), current)
         x = self._residual(x, self.unit(self.unit_norm(x, current)), current)
         kept = () if history is None else (history,)
         return x, (*kept, *_tensors(after)) if keep_state else ()

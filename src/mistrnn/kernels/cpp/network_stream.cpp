@@ -45,7 +45,7 @@ template <class F> class NetworkStep {
         to[b * n_.C + c] = (F)(((double)input[b * n_.C + c] - n_.mean[c]) / n_.deviation[c]);
   }
 
-  // x += projection(layer(conv(norm(x))))
+  // x += projection(u + layer(u)), u = conv(norm(x))
   void recurrent_branch(NetworkBlock& block) {
     affine(block.layer_scale, block.layer_shift);
     F *input = (F*)n_.layer_input, *output = (F*)n_.layer_output;
@@ -55,6 +55,7 @@ template <class F> class NetworkStep {
       for (long b = 0; b < B; b++) memcpy(input + b * W, y_ + b * P, sizeof(F) * W);
     }
     stream_step(block.layer, input, output, block.place);
+    for (long i = 0; i < B * W; i += L) store_at(output, i, B * W, load_at(output, i, B * W) + load_at(input, i, B * W));
     block.place = next(block.place, block.memory);
     add_row(block.projection_bias);
     product(output, block.H, block.projection_weight, block.H, W, x_, P);
