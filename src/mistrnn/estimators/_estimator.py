@@ -375,7 +375,7 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             names, of = getattr(self, "classes_", lost)[lost].tolist(), "cases" if groups is None else "groups"
             warnings.warn(
                 f"{self._name}: {names} is only in the {of} that are validated on, and will not be learnt.",
-                stacklevel=5,
+                stacklevel=6,  # the line that called fit
             )
         return examples.subset(learnt), examples.subset(held)
 

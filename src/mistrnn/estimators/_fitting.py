@@ -59,25 +59,26 @@ def train(
     """Train one network and return it with all epochs.
 
     The network has the parameters of the lowest validation loss, or without validation those of the last step. A training that
-    diverges begins again with a quarter of the learning rate.
+    diverges begins again with a quarter of the learning rate. Where the report ends it, the network may be as bad as it is.
     """
     for attempt in range(MOST_ATTEMPTS):
         slower = replace(recipe, learning_rate=recipe.learning_rate / 4**attempt)
         trials = NetworkTrials(make, [0], [slower], course, train_on, validate_on, device)
-        epochs = _epochs(trials, slower, report, patience)
-        if not _diverged(trials):
+        epochs, ended = _epochs(trials, slower, report, patience)
+        record = trials.records[0]
+        finite = record.best_step is not None and record.diverged_step is None
+        if finite and (ended or not _is_ruined(trials)):
             return trials.network_of(0), epochs
+        if ended:
+            raise UsageError("the training was ended after it had diverged: try a lower learning_rate.")
     raise UsageError(
         f"the training diverged {MOST_ATTEMPTS} times, with learning rates from {recipe.learning_rate:g} down to "
         f"{recipe.learning_rate / 4 ** (MOST_ATTEMPTS - 1):g}: try a lower learning_rate."
     )
 
 
-def _diverged(trials: NetworkTrials) -> bool:
-    """Whether a loss overflowed, or the trained network is far worse than uniform guesses on what it was trained on."""
-    record = trials.records[0]
-    if record.best_step is None or record.diverged_step is not None:
-        return True
+def _is_ruined(trials: NetworkTrials) -> bool:
+    """Whether the trained network is far worse than uniform guesses on the cases that it was trained on."""
     guessed = (
         math.log(trials.network.output_size) if trials.course.loss == "classes" else 1.0
     )  # of standardised numbers
@@ -85,8 +86,8 @@ def _diverged(trials: NetworkTrials) -> bool:
     return not loss <= RUINED * guessed
 
 
-def _epochs(trials: NetworkTrials, recipe: Recipe, report: Report, patience: int | None) -> list[Epoch]:
-    """Train to the end, or as long as the report and the patience allow."""
+def _epochs(trials: NetworkTrials, recipe: Recipe, report: Report, patience: int | None) -> tuple[list[Epoch], bool]:
+    """Train to the end, or as long as the report and the patience allow; return whether the report ended it, too."""
     interval, record = trials.validation_interval, trials.records[0]
     count = math.ceil(trials.total_steps / interval)
     found: list[Epoch] = []
@@ -100,10 +101,10 @@ def _epochs(trials: NetworkTrials, recipe: Recipe, report: Report, patience: int
         validation = None if trials.validate_on is None else error
         found.append(Epoch(len(found) + 1, count, rate, loss, validation, best))
         if report(found[-1]):
-            break
+            return found, True
         if patience is not None and validation is not None and len(found) - best >= patience:
             break
-    return found
+    return found, False
 
 
 @torch.no_grad()
