@@ -99,10 +99,10 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     learning_rate: float = 5e-3
     weight_decay: float = 0.05
     early_stopping: bool = False
-    validation_fraction: float = 0.15
+    validation_fraction: float = 0.2
     patience: int | None = None
     n_trials: int = 1
-    n_best: int = 4
+    n_best: int = 3
     search_dir: str | PathLike[str] | None = None
     engine: Engine | None = None
     callback: Callable[[Epoch], bool | None] | None = None

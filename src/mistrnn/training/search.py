@@ -10,7 +10,7 @@ numbered one after the other and train as one computation.
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -25,7 +25,9 @@ from mistrnn.training.examples import Augmentation, Examples, Frames
 from mistrnn.training.fitting import Course, NetworkTrials, Recipe
 from mistrnn.training.study import seed_of
 
-RACE_SHARE = 0.25
+MOST_JITTER, MOST_SCALE = 0.1, 0.2
+"""Largest noise and scaling that a trial may draw where the first one has less."""
+RACE_SHARE = 0.2
 """Share of a fit's steps that the race takes."""
 NOMINAL_DROPOUT = 0.1
 """Dropout of the common shape; each trial's masks have a dropout of their own."""
@@ -133,21 +135,18 @@ class Search:
             weight_decay=own.weight_decay * 10 ** random.uniform(-1.0, 1.0),
             dropout=random.uniform(0.0, max(0.3, own.dropout)),
             label_smoothing=own.label_smoothing,
-            augmentation=own.augmentation.scaled(random.uniform(0.0, 1.5)),
+            augmentation=_near(own.augmentation, random),
             initialization="normal" if random.rand() < 0.25 else own.initialization,
         )
 
     def settings_of(self, trial: int) -> dict[str, Any]:
         """Return the settings of a trial, as its line in trials.jsonl has them."""
         recipe = self.recipe_of(trial)
-        strength = (
-            recipe.augmentation.jitter / self.recipe.augmentation.jitter if self.recipe.augmentation.jitter else 0
-        )
         return {
             "learning_rate": recipe.learning_rate,
             "weight_decay": recipe.weight_decay,
             "dropout": recipe.dropout,
-            "augmentation": strength,
+            **{name: value for name, value in vars(recipe.augmentation).items() if value},
             "initialization": recipe.initialization,
             **self.shapes[self.shape_of(trial)],
         }
@@ -261,3 +260,20 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
     found |= found.pop("recipe", {})
     augmentation = found.pop("augmentation", {})
     return found | {f"augmentation.{name}": value for name, value in augmentation.items()}
+
+
+def _near(own: Augmentation, random: np.random.RandomState) -> Augmentation:
+    """Draw an augmentation: that of the first trial weaker or stronger, half of the time with noise and scaling as well.
+
+    None if the first trial has none.
+    """
+    strength, jitter, scale = (
+        random.uniform(0.0, 1.5),
+        random.uniform(0.0, MOST_JITTER),
+        random.uniform(0.0, MOST_SCALE),
+    )
+    sensor = random.rand() < 0.5
+    if own == Augmentation.off():
+        return own
+    drawn = own.scaled(strength)
+    return replace(drawn, jitter=max(drawn.jitter, jitter), scale=max(drawn.scale, scale)) if sensor else drawn
