@@ -69,15 +69,16 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         learning_rate: highest learning rate of AdamW; it warms up over a tenth of the steps and falls to 0 along a cosine.
         weight_decay: of AdamW, on matrices only.
         early_stopping: hold out a share of the cases (of the groups, if there are any) for validation, and keep the epoch with
-            the lowest validation loss. Otherwise, the default, the network learns from all cases to the end.
+            the lowest validation loss. Otherwise, the default, and in a search the network learns from all cases to the end.
         validation_fraction: that share; also the share on which the trials of a search are compared.
-        patience: epochs without a lower validation loss after which to stop; None to train to the end.
+        patience: with early_stopping, epochs without a lower validation loss after which to stop; None to train to the end.
         n_trials: networks of random settings that are trained together, stacked on a trial axis; 1 for a single fit.
         n_best: how many of the best trials answer together in the end.
         search_dir: a folder that keeps a search: the same fit on it resumes where an earlier one was stopped or killed.
         engine: where a search computes: in this process if None, or on a cluster, `mistrnn.training.RayEngine()`.
         callback: called with an `Epoch` after each epoch, for example to log it. Where it returns True, a single fit ends with
-            what it has, and a search is saved and raises `mistrnn.training.Interrupted`.
+            what it has, and a search is saved and raises `mistrnn.training.Interrupted`. A training that diverges begins again
+            with epoch 1.
         device: cpu, cuda or auto (a GPU if there is one).
         random_state: all that is random follows from it.
         verbose: show a progress bar (a line now and then where there is no terminal).

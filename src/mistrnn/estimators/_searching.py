@@ -110,19 +110,22 @@ class _Reporter:
     def __init__(self, report: Report, stop: Callable[[], bool], recipe: Recipe, stages: dict[str, Search]) -> None:
         self._report, self._stop, self._recipe, self._stages = report, stop, recipe, stages
         self._newest = ("", 0)
+        self._lowest: float | None = None
         self._asked = False
 
     def stop(self) -> bool:
         return self._asked or self._stop()
 
     def report(self, stage: str, progress: Progress) -> None:
+        if stage == RACE and progress.best_errors:  # of the trials in training alone
+            self._lowest = min(progress.best_errors[0], math.inf if self._lowest is None else self._lowest)
         every = self._stages[stage].validate_every
         count = math.ceil(progress.steps / every)
         epoch = count if progress.step >= progress.steps else progress.step // every
         if epoch == 0 or (stage, epoch) == self._newest:
             return
         self._newest = (stage, epoch)
-        lowest = progress.best_errors[0] if stage == RACE and progress.best_errors else None
+        lowest = self._lowest if stage == RACE else None
         rate = self._recipe.learning_rate * schedule(progress.step, progress.steps)
         if self._report(Epoch(epoch, count, rate, None, lowest, epoch, stage)):
             self._asked = True

@@ -62,6 +62,11 @@ def check_parameters(estimator: "SequenceEstimator") -> None:
     check("dropout", lambda v: 0 <= v < 1, "a number in [0, 1)")
     check("device", lambda v: isinstance(v, str | torch.device), "auto, cpu or cuda")
     check("validation_fraction", lambda v: 0 < v < 1, "a number between 0 and 1")
+    if estimator.early_stopping and estimator.n_trials > 1:
+        raise UsageError(
+            f"{owner}: expected early_stopping=False with n_trials={estimator.n_trials}, because the best trials of a search "
+            "learn from all cases to the end."
+        )
     if estimator.search_dir is not None and estimator.n_trials == 1:
         raise UsageError(f"{owner}: expected no search_dir with n_trials=1, because only a search is kept in a folder.")
     if estimator.search_dir is not None and not isinstance(estimator.random_state, int | np.integer):
