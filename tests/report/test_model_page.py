@@ -223,7 +223,8 @@ def test_trials_are_ranked_and_left_out_without_a_search(tmp_path: Path) -> None
     words = words_of(page(tmp_path, of_recordings(), trials=TRIALS))
     assert "3 trials, 2 with a validation loss. Trial 1 is the best, with 0.125." in words
     assert "Validation loss against learning rate" in words
-    assert f"1 0.125 0.01 16 stopped 0 0.25 0.001 8 chosen 2 {NOTHING} 1" in words
+    assert f"1 0.125 stopped 0.01 16 0 0.25 chosen 0.001 8 2 {NOTHING} diverged 1" in words
+    assert "Trials that were stopped early have hollow dots." in words
     assert "curve" not in words
     assert "cuda:0" not in words
     assert 'id="search"' not in page(tmp_path, of_recordings())
@@ -247,7 +248,7 @@ def test_about_has_values_settings_lists_and_versions(tmp_path: Path) -> None:
     }
     words = words_of(page(tmp_path, of_recordings(), about=about))
     assert "parameters 12,345 stopped no seconds 1.5 versions mistrnn" in words
-    assert "Settings layers 2" in words
+    assert "Settings blocks 2" in words
     assert "Held out (2) one, two" in words
     assert "Command: mist fit in" in words
     assert "dropout" not in words

@@ -143,6 +143,8 @@ def describe_estimator(model: Any) -> dict[str, Any]:
     """Return a fitted estimator in words and numbers, as the `about` of a report has it."""
     layer = model.layer if isinstance(model.layer, str) else model.layer.__name__
     settings = {name: _plain(value) for name, value in model.get_params().items() if name not in NOT_SETTINGS}
+    if model.n_trials == 1:
+        del settings["n_trials"], settings["n_best"]
     return {
         "estimator": type(model).__name__,
         "layer": layer,

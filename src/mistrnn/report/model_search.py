@@ -29,7 +29,7 @@ def search_section(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None
     best = ranked[:MOST_TRIALS]
     settings = list(dict.fromkeys(name for one in trials for name in one if name not in NOT_SETTINGS))
     rows = [
-        [str(one["trial"]), number(one.get("val_error")), *(_setting(one.get(name)) for name in settings), _status(one)]
+        [str(one["trial"]), number(one.get("val_error")), _status(one), *(_setting(one.get(name)) for name in settings)]
         for one in best
     ]
     note = f"{len(trials):,} trials, {measured:,} with a {MEASURE}."
@@ -37,11 +37,13 @@ def search_section(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None
         note += f" Trial {ranked[0]['trial']} is the best, with {number(ranked[0]['val_error'])}."
     if chosen := sum(bool(one.get("chosen")) for one in trials):
         note += f" The model is the mean of the {chosen} chosen trials." if chosen > 1 else ""
+    if any(one.get("status") == "stopped" for one in trials):
+        note += " Trials that were stopped early have hollow dots."
     caption = f"The best {len(best)} trials. {NOTHING}: as without a search."
     return {
         "note": note,
         "chart": _by_learning_rate(ranked),
-        "table": table(caption, ["trial", MEASURE, *map(words, settings), "status"], rows, right=(1,)),
+        "table": table(caption, ["trial", MEASURE, "status", *map(words, settings)], rows, right=(1,)),
     }
 
 
@@ -50,7 +52,10 @@ def _status(trial: Mapping[str, Any]) -> str:
 
 
 def _by_learning_rate(ranked: Sequence[Mapping[str, Any]]) -> charts.Chart | None:
-    """Return a point for each trial that has a learning rate and a finite value, the best one last, on top."""
+    """Return a dot for each trial that has a learning rate and a finite value, the best ones on top.
+
+    The chosen trials, or without a choice the best one, have a colour of their own.
+    """
     shown = [one for one in ranked if _finite(one.get("val_error")) and _finite(one.get("learning_rate"))]
     shown = [one for one in shown if one["learning_rate"] > 0]
     if not shown:
@@ -60,11 +65,18 @@ def _by_learning_rate(ranked: Sequence[Mapping[str, Any]]) -> charts.Chart | Non
     title = f"{MEASURE.capitalize()} against learning rate"
     alt = f"{len(shown)} trials. The lowest {MEASURE}, {number(values[0])}, has learning rate {rates[0]:.3g}."
     chart = charts.Chart(title, alt, x, charts.fitted_axis(MEASURE, values, may_be_log=True))
+    marked = [one for one in shown if one.get("chosen")] or shown[:1]
     for one in reversed(shown):
         finished = one.get("status", "ok") == "ok"
         text = f"trial {one['trial']}: {number(one['val_error'])} with {one['learning_rate']:.3g}"
         text += "" if finished else f", {one['status']}"
-        chart.add_dot(one["learning_rate"], one["val_error"], text, style=int(one is shown[0]), hollow=not finished)
+        chart.add_dot(
+            one["learning_rate"],
+            one["val_error"],
+            text,
+            style=int(any(one is other for other in marked)),
+            hollow=not finished,
+        )
     return chart
 
 

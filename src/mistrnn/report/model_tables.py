@@ -5,7 +5,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 NOTHING = "\N{EN DASH}"
-WORDS = {"hidden": "hidden units", "weights": "parameters", "num_layers": "layers"}
+WORDS = {
+    "hidden": "hidden units",
+    "hidden_size": "hidden units",
+    "weights": "parameters",
+    "num_layers": "blocks",
+    "n_trials": "trials",
+    "n_best": "best trials in the model",
+    "stopped_by_ctrl_c": "stopped by Ctrl-C",
+}
 
 
 @dataclass(frozen=True)
