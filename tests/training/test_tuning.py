@@ -1,4 +1,4 @@
-"""A search from its settings to its networks: stopped and killed anywhere, refused, diverged, on Ray."""
+"""A search from its settings to its networks: stopped and killed anywhere, refused, diverged."""
 
 import os
 import random
@@ -47,7 +47,7 @@ def assert_same(found: Tuned, expected: Tuned, *, exactly: bool = True) -> None:
             if exactly:
                 assert torch.equal(mine.state_dict()[name], value)
             else:
-                torch.testing.assert_close(mine.state_dict()[name], value, rtol=1e-3, atol=1e-3)
+                torch.testing.assert_close(mine.state_dict()[name], value, rtol=1e-6, atol=1e-7)
     if exactly:
         assert found.losses == expected.losses
         assert [{**row, "seconds": 0} for row in found.trials] == [{**row, "seconds": 0} for row in expected.trials]
@@ -103,7 +103,7 @@ def test_more_best_trials_are_refitted_beside_those_that_are_there(
     assert_same(Tuned(found.networks[:BEST], [], []), Tuned(undisturbed[1].networks, [], []))
 
 
-@pytest.mark.parametrize("step", [0, 1, 2, 4, 5, 8, 9, 11, 12, 13, 16, 17, 20, 21, 22])
+@pytest.mark.parametrize("step", [0, 1, 2, 4, 5, 8, 9, 11, 12, 13, 16, 17, 20])
 def test_search_stopped_at_any_step_ends_the_same_bit_for_bit(
     tmp_path: Path, undisturbed: tuple[Path, Tuned], step: int
 ) -> None:
@@ -231,34 +231,14 @@ def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
         run(tmp_path)
 
 
-def test_groups_of_any_size_give_the_same_networks_to_rounding(
-    tmp_path: Path, undisturbed: tuple[Path, Tuned], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_of_any_size_give_the_same_networks_to_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Without halving, which compares a trial with those that have come so far.
     monkeypatch.setattr(Search, "early_stop", None)
-    stacked = run(tmp_path / "stacked")
+    # In float64: biases before a norm have no gradient but rounding, which AdamW scales up.
+    stages = data(dtype=torch.float64), data(held=False, dtype=torch.float64)
+    stacked = run(tmp_path / "stacked", stages=stages)
     monkeypatch.setattr(Search, "trials_that_fit", lambda *_: 1)
-    alone = run(tmp_path / "alone")
+    alone = run(tmp_path / "alone", stages=stages)
     assert {row["group"] for row in alone.trials} == {1}
     assert [row["chosen"] for row in alone.trials] == [row["chosen"] for row in stacked.trials]
     assert_same(alone, stacked, exactly=False)
-
-
-def test_search_on_ray_is_the_search_of_one_process(tmp_path: Path, undisturbed: tuple[Path, Tuned]) -> None:
-    pytest.importorskip("ray")
-    script = (
-        "import sys; from pathlib import Path\n"
-        "from mistrnn.training import RayEngine\n"
-        "from tests.training.small_search import run\n"
-        "run(Path(sys.argv[1]), engine=RayEngine(workers=1))\n"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "search")],
-        cwd=Path(__file__).parents[2], env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    found = run(tmp_path / "search", follow=Follow(report=lambda *_: pytest.fail("a step was taken")))
-    assert_same(found, undisturbed[1], exactly=False)
-    statuses = [[(row["trial"], row["status"], row["steps"]) for row in one.trials] for one in (found, undisturbed[1])]
-    assert statuses[0] == statuses[1]
