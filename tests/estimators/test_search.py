@@ -90,7 +90,7 @@ def test_same_random_state_gives_the_same_bits_and_leaves_torchs_random_numbers_
 
 @pytest.mark.parametrize(("n_best", "members"), [(1, 1), (3, 3), (9, 4)])
 def test_so_many_of_the_best_answer(n_best: int, members: int) -> None:
-    model, x, y = fitted(SequenceClassifier, **(SEARCH | {"n_best": n_best}))
+    model, x, _ = fitted(SequenceClassifier, **(SEARCH | {"n_best": n_best}))
     if members == 1:
         assert isinstance(model.network_, SequenceNetwork)
     else:
@@ -109,7 +109,7 @@ def test_fit_after_a_search_forgets_its_trials() -> None:
 
 @pytest.mark.parametrize("layer", ["clockwork", "lstm"])
 def test_trials_of_other_shapes_are_networks_of_the_same_layer(layer: str) -> None:
-    model, x, y = fitted(SequenceClassifier, layer=layer, max_epochs=4, n_trials=8, n_best=8)
+    model = fitted(SequenceClassifier, layer=layer, max_epochs=4, n_trials=8, n_best=8)[0]
     shapes = {(own.hidden_size, own.num_layers, own.kernel_size) for own in model.network_.networks}
     wider = 16 if layer == "clockwork" else 12  # its groups divide the units
     assert shapes == {(8, 1, 3), (8, 2, 3), (8, 1, 1), (wider, 1, 3)}
@@ -183,7 +183,7 @@ def test_search_that_was_stopped_leaves_an_earlier_model_as_it_was() -> None:
 
 
 def test_more_of_the_best_can_be_taken_from_a_finished_search(tmp_path: Path) -> None:
-    few, x, y = fitted(SequenceClassifier, **SEARCH, search_dir=tmp_path)
+    few = fitted(SequenceClassifier, **SEARCH, search_dir=tmp_path)[0]
     more = fitted(SequenceClassifier, **(SEARCH | {"n_best": 3}), search_dir=tmp_path)[0]
     for name, value in few.network_.state_dict().items():
         assert torch.equal(more.network_.state_dict()[name], value)
@@ -230,7 +230,7 @@ def test_engine_computes_the_search() -> None:
             ran.append(ledger.waiting)
             super().run(ledger, task, **options)
 
-    model, x, y = fitted(SequenceClassifier, **SEARCH, engine=Counting())
+    model, x, _ = fitted(SequenceClassifier, **SEARCH, engine=Counting())
     assert ran == [4, 2]
     np.testing.assert_array_equal(model.predict_proba(x), fitted(SequenceClassifier, **SEARCH)[0].predict_proba(x))
 

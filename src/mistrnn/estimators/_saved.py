@@ -140,6 +140,8 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def _rebuilt(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> "SequenceEstimator":
     parameters = {name: _from_json(name, value) for name, value in config["parameters"].items()}
+    if config["version"] == 1:
+        parameters = _of_version_1(parameters)
     estimator = _kinds()[config["kind"]](**parameters)
     estimator._check_parameters()
     learnt = config["learnt"]
@@ -160,6 +162,20 @@ def _rebuilt(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> "Seque
     with contextlib.suppress(UsageError):  # where there is no such device, the CPU serves
         network.to(choose_device(str(estimator.device)))
     return estimator
+
+
+def _of_version_1(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters that an estimator was made with in version 1 as they are called now."""
+    found = dict(parameters)
+    if found.get("early_stopping") == "auto":
+        found["early_stopping"] = False
+    if "standardize" in found:
+        found["standardize"] = bool(found["standardize"])  # 0 and 1 did, too
+    options = dict(found.get("layer_options") or {})
+    found["bidirectional"] = bool(options.pop("bidirectional", found.get("bidirectional", False)))
+    options.pop("dropout", None)  # between the layers of the network, whose own arguments are kept apart
+    found["layer_options"] = options or None
+    return found
 
 
 def _described(network: AnyNetwork) -> dict[str, Any]:
