@@ -95,9 +95,12 @@ def test_examples_of_the_estimators_run() -> None:
     text = (Path(__file__).parents[1] / "docs" / "estimators.md").read_text()
     names: dict[str, Any] = {}
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 7
     for block in blocks:
         exec(compile(block, "estimators.md", "exec"), names)
+    assert len(names["losses"]) == 3
+    assert len(names["tuned"].network_.networks) == 2
+    assert names["page"].name == "report.html"
     assert names["accuracies"].mean() > 0.9
     assert names["answer"].label == "early high"
     assert (names["again"].predict(names["X"]) == names["model"].predict(names["X"])).all()

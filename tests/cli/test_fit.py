@@ -353,3 +353,15 @@ def test_guide_names_only_flags_that_exist() -> None:
     ):
         known |= {f"--{name.replace('_', '-')}" for name in inspect.signature(command).parameters}
     assert set(re.findall(r"--[a-z][a-z-]+", guide)) - known == {"--help"}
+
+
+def test_guide_to_the_estimators_has_their_defaults() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "estimators.md").read_text()
+    written = dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", guide, re.MULTILINE))
+    known = {name: value for kind in ESTIMATORS.values() for name, value in kind().get_params().items()}
+    assert len(written) > 20
+    for name, text in written.items():
+        assert text.strip("`").replace('"', "'") == repr(known[name]), name
+    search = {"n_trials", "n_best", "search_dir", "engine", "callback"}
+    assert set(known) - set(written) == search | {"unlabeled"}
+    assert all(f"`{name}" in guide for name in search)

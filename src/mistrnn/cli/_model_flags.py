@@ -215,7 +215,7 @@ class TrainingFlags:
         bool,
         typer.Option(
             "--no-augmentation",
-            help="Train on the recordings as they are, without jitter, scaling, time masks and crops.",
+            help="Train on the recordings as they are, without random changes.",
             rich_help_panel=TRAINING,
         ),
     ] = False

@@ -237,7 +237,7 @@ def timeline_chart(timeline: Timeline, classes: Sequence[str]) -> TimelineChart:
     height = TOP + LANE * len(present) + BOTTOM
     labelled = timeline.truth != UNLABELLED
     accuracy = float((timeline.truth == timeline.found)[labelled].mean())
-    words = f"{accuracy:.1%} of {int(labelled.sum()):,} labelled frames are right"
+    words = f"Accuracy {accuracy:.1%} on {int(labelled.sum()):,} labelled frames"
     canvas = Chart("", "", whole_axis("frame", 0, length), Axis("", 0, 1), height, width=2 * WIDTH, left=150)
     bars = []
     for values, predicted in ((truth, False), (found, True)):
