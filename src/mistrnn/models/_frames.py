@@ -1,4 +1,4 @@
-"""What one forward pass hands from block to block, and the layers of a block that are not recurrent.
+"""The context of one forward pass, and the layers of a block that are not recurrent.
 
 T time, B batch, C channels, K taps of a convolution.
 """

@@ -53,7 +53,11 @@ class ResidualBlock(nn.Module):
             history, *rest = state or (None,)
             y, history = self.conv(y, history, current, keep_history=keep_state)
             layer_state = tuple(rest)
-        with contextlib.nullcontext() if current.layer_numbers is None else self.layer._drawing_from(current.layer_numbers):
+        with (
+            contextlib.nullcontext()
+            if current.layer_numbers is None
+            else self.layer._drawing_from(current.layer_numbers)
+        ):
             output, after = self.layer(y, layer_state or None, lengths=current.lengths)
         y = torch.cat([y] * self.layer.directions, -1)  # around the layer: so much of the past is local
         x = self._residual(x, self.projection(y + output), current)
@@ -113,7 +117,7 @@ class SequenceNetwork(nn.Module):
         dtype: their type.
 
     `mean` and `scale` [C] are buffers in float64 that the input is standardised with: (input - mean) / scale. They are 0 and
-    1 until somebody sets them.
+    1 until they are set.
 
     >>> network = SequenceNetwork(2, 4, hidden_size=8)
     >>> scores, state = network(torch.randn(9, 3, 2), lengths=torch.tensor([9, 5, 7]))

@@ -27,7 +27,7 @@ def three_splits(
     stays in the training split.
 
     Args:
-        owner: who asks, for errors.
+        owner: the name of the caller, for errors.
         contents: [cases, classes] how many labels of each class a case has.
         groups: the group of each case.
         validation: the share of the validation split.

@@ -58,7 +58,7 @@ class Item:
     group: str
     split: Split | None
     stamp: str
-    """What tells its files from changed ones."""
+    """A digest or date that changes with its files."""
     load: Callable[[], Frames]
 
 
@@ -217,9 +217,9 @@ class FrameTask(Task):
         """
         self._mapped = inputs, labels
         self._inputs, self._labels = self._mapped
-        """Where the frames live, in their file or on a device; places in them are kept beside them."""
+        """The frames, in their file or on a device; their indices are on the same device."""
         self._device = torch.device("cpu")
-        """Where batches go."""
+        """The device of the batches."""
         starts = lengths.cumsum(0) - lengths
         self._starts = {split: starts[chosen] for split, chosen in splits.items()}
         self._lengths = {split: lengths[chosen] for split, chosen in splits.items()}

@@ -1,4 +1,4 @@
-"""Where a data set comes from: a folder or a zip archive, read in place. Nothing is ever unpacked."""
+"""The source of a data set: a folder or a zip archive, read in place without unpacking."""
 
 import math
 import zipfile

@@ -1,4 +1,4 @@
-"""What every task shares: three splits of sequences, what a model should say about them, and how that is scored.
+"""The interface of all tasks: three splits of sequences, their targets, the loss and the error.
 
 T time, B batch, I input, C outputs of the readout; leading dimensions (trials) go through.
 """
@@ -46,9 +46,9 @@ class Task(ABC):
     sizes: dict[Split, int]
     """How many sequences each split has."""
     data_identity: str | None = None
-    """What tells the files that were read from others; None for data that is made from the seed."""
+    """A digest of the files that were read; None for data that is made from the seed."""
     data_note: str = ""
-    """What a reader of results must know about the data, if it is not the published set."""
+    """A note about the data for readers of results, if it is not the published set."""
     trivial_error: float
     """The test error of the best constant output."""
 

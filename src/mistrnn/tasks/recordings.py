@@ -31,10 +31,10 @@ class Recordings(FrameTask):
         X: [cases, channels, time], [cases, time] for one channel, or a list of arrays [channels, time].
         y: one label for each case, or [time] labels for each; None or NaN where there is none. Cases without any are left
             out.
-        groups: whose each case is: no group is in two splits.
+        groups: the group of each case, such as a person: no group is in two splits.
         validation: the share of the validation split.
         test: the share of the test split.
-        seed: which cases these are.
+        seed: of the division into splits.
 
     After that: `classes`, and `cases`, the places in X of the cases of each split.
 
@@ -48,12 +48,12 @@ class Recordings(FrameTask):
     summary = "classify recordings of your own, as wholes or at every step (CSV, Parquet, NPZ; see docs/own-data.md)"
     settings: ClassVar[dict[str, str]] = {
         "labels": "a table with a label for each recording",
-        "label_column": "the labels: of the table (default label) or, without one, of the recordings",
-        "per_recording": "the label column says one thing for each recording, not row",
+        "label_column": "the labels, in the table (default: label) or, without one, in the recordings",
+        "per_recording": "the label column has one label for each recording, not one for each row",
         "columns": "the inputs (default: all other columns)",
-        "id_column": "what names the recording, in a long table or the table of labels",
+        "id_column": "the id of the recording, in a long table and in the table of labels",
         "time_column": "puts the rows in order; is not an input",
-        "group_column": "whose a recording is: no group is in two splits",
+        "group_column": "the group of the recording, such as a person: no group is in two splits",
     }
     needs_data = True
     default_steps = 2_000
@@ -111,14 +111,14 @@ class Recordings(FrameTask):
             folder: every file in it is a recording (CSV, Parquet, NPZ); or one long table, with an id column.
             labels: a table with a label for each recording.
             label_column: of that table ("label" if left out), or of the recordings if there is no table.
-            per_recording: whether that column of the recordings says one thing for each recording, not row.
-            columns: the inputs; all columns that are nothing else if left out.
-            id_column: the recording that a row belongs to, in a long table or the table of labels.
+            per_recording: whether that column of the recordings has one label for each recording, not one for each row.
+            columns: the inputs; all other columns if left out.
+            id_column: the id of the recording, in a long table and in the table of labels.
             time_column: puts the rows in order; is not an input.
-            group_column: whose a recording is, in the table of labels or the recordings.
+            group_column: the group of a recording, such as a person, in the table of labels or in the recordings.
             validation: the share of the validation split.
             test: the share of the test split.
-            seed: which recordings these are.
+            seed: of the division into splits.
         """
         try:
             from mistrnn.tables import Reading

@@ -32,7 +32,7 @@ class Piece(NamedTuple):
     counts: Tensor
     """[E] targets in the whole batch, so that the mean over all of them is a sum over pieces."""
     dropout: Tensor | None
-    """What the readouts read, [E, steps, B, H]; None for everything."""
+    """Factors of the readouts' inputs, [E, steps, B, H]; None for none."""
 
 
 def truncated(
@@ -60,7 +60,7 @@ def truncated(
         counts: [E] how many targets the mean goes over; those given if left out.
         sequences: how many sequences the loss is multiplied by; those given if left out.
 
-    Whoever holds a part of a batch gives the `counts` and `sequences` of the whole: the gradients and losses of all parts then
+    With a part of a batch, `counts` and `sequences` are those of the whole: the gradients and losses of all parts then
     add up to those of the batch. A part without sequences adds zeros.
     """
     gradients, losses = _nothing_yet(parameters, inputs)
@@ -75,7 +75,7 @@ def truncated(
     return gradients, losses
 
 
-@torch.no_grad()  # vjp takes its own derivatives all the same, and nobody asks for second ones
+@torch.no_grad()  # vjp takes its own derivatives all the same, and second ones are not needed
 def recomputed(
     model: Model,
     task: Task,

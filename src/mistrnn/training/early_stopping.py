@@ -4,7 +4,8 @@ asha     as Optuna decides it: a trial is judged when it has taken 1/16 and 1/4 
          error is among the best quarter of all trials that have come so far.
 halving  of a search: a trial is judged once, at half of the steps, and goes on if it is in the better half.
 
-Which trials have come so far depends on their order: in one process it follows from the seed, on a cluster from who is faster.
+Which trials have come so far depends on their order: in one process it follows from the seed, on a cluster from the speed of
+the workers.
 """
 
 from collections.abc import Iterable
@@ -79,11 +80,11 @@ class Asha:
         optuna.logging.set_verbosity(verbosity)
         self._trials: dict[int, optuna.Trial] = {}
         self._verdicts: dict[tuple[int, int], bool] = {}
-        """What was said about a trial at a step: a group that went on from a checkpoint arrives there again."""
+        """The verdict on a trial at a step: a group that resumes from a checkpoint arrives there again."""
         self._last_step = study.total_steps
 
     def recall(self, points: Iterable[tuple[int, int, float]]) -> set[int]:
-        """Take in what was measured in earlier sessions, in its order, and return who was hopeless when last seen.
+        """Take in what was measured in earlier sessions, in its order, and return the trials that were hopeless when last seen.
 
         A point is (trial, step, validation error).
         """

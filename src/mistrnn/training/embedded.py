@@ -23,11 +23,11 @@ from mistrnn.training.run import (
 )
 
 REFUSED = "refused"
-"""What the first process tells the others when it cannot begin."""
+"""The order of the first process to the others when it cannot begin."""
 
 
 class Engine(Protocol):
-    """Who computes a study's groups."""
+    """Computes the groups of a study."""
 
     def check(self, device: str) -> None:
         """Refuse what cannot work, before anything is read or written."""

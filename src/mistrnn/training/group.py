@@ -31,7 +31,7 @@ MOST_RECORDINGS = 16
 
 def evaluation_batch(study: Study, device: torch.device) -> int:
     """Return how many sequences are evaluated at a time."""
-    if study.truncate or study.checkpoint_segments:  # whoever trains in pieces has long sequences and little memory
+    if study.truncate or study.checkpoint_segments:  # pieces are for long sequences and little memory
         return study.batch_size
     return max(study.batch_size, EVALUATION_BATCH[device.type])
 

@@ -1,4 +1,4 @@
-"""What is known of a running study: which groups wait, which train and where they stand. All writing goes through here."""
+"""The state of a running study: waiting groups, groups in training, their progress. All writing goes through here."""
 
 import time
 from collections.abc import Callable, Container, Sequence
@@ -18,7 +18,7 @@ class Interrupted(Exception):  # noqa: N818 (nothing went wrong)
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a running study stands."""
+    """The progress of a running study."""
 
     step: int
     """Steps that a trial has taken, on average over all trials."""
@@ -53,11 +53,11 @@ class Assignment:
 
     trials: tuple[int, ...]
     standing: Standing | None = None
-    """Where they stood when they were last heard of."""
+    """Their progress when last reported."""
     saved: float = field(default_factory=time.monotonic)
     """When their checkpoint was written last."""
     losses: int = 0
-    """How often whoever trained them was lost since the last checkpoint."""
+    """How many of their workers were lost since the last checkpoint."""
     hopeless: tuple[int, ...] = ()
     """Trials that had better stop before the next step."""
 
@@ -67,7 +67,7 @@ class Assignment:
 
 
 class Ledger:
-    """Gives groups to whoever trains them, and keeps what comes back."""
+    """Gives out groups to train, and keeps their results."""
 
     def __init__(self, study: Experiment, store: Store, wanted: Sequence[int], watch: Watch) -> None:
         self.study, self.watch = study, watch
@@ -86,7 +86,7 @@ class Ledger:
 
     @property
     def waiting(self) -> int:
-        """How many trials wait for someone to train them."""
+        """How many trials wait to be trained."""
         return len(self._missing)
 
     @property
@@ -169,7 +169,7 @@ class Ledger:
         self._training.remove(group)
 
     def lost(self, group: Assignment) -> None:
-        """Let a group go on from its checkpoint elsewhere, because whoever trained it is gone."""
+        """Let a group go on from its checkpoint elsewhere, because its worker is gone."""
         group.losses += 1
         self._put_back(group)
         self._begun.insert(0, group)

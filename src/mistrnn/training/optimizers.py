@@ -39,7 +39,7 @@ class Optimizer:
         self.kind, self.weight_decay, self.momentum = kind, weight_decay, momentum
         slots = ("momentum",) if kind == "sgd" else ("mean", "square")
         self.slots = {slot: {name: torch.zeros_like(value) for name, value in parameters.items()} for slot in slots}
-        """What the optimiser remembers, stacked like the parameters."""
+        """The state of the optimiser, stacked like the parameters."""
 
     def keep(self, rows: Tensor) -> None:
         """Leave only some trials, by their rows."""

@@ -32,7 +32,7 @@ class Processes:
     def share(self, lengths: Tensor) -> Tensor:
         """Return which sequences of a batch are this process's: places [E, b] in lengths [E, B].
 
-        Sequences of similar length stay together, which saves padding, and whoever has the long ones has fewer: all
+        Sequences of similar length stay together, which saves padding, and a process with long ones has fewer: all
         processes have about the same number of padded steps. All trials have equally many.
 
         >>> [Processes(rank, 2).share(torch.tensor([[9, 2, 1, 3]])).tolist() for rank in range(2)]

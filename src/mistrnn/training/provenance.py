@@ -1,4 +1,4 @@
-"""What a study ran on: versions, the machine, and the code itself, which between two releases no version tells."""
+"""The versions, the machine and the code of a run; between two releases only a digest identifies the code."""
 
 import hashlib
 import platform

@@ -33,7 +33,7 @@ ROW: dict[str, Callable[[Any], bool]] = {
     "group": lambda v: _is_whole(v) and v >= 1,
     "device": lambda v: isinstance(v, str),
 }
-"""What a line of trials.jsonl holds."""
+"""The keys of a line of trials.jsonl, and their checks."""
 
 
 def _is_whole(value: Any) -> bool:
@@ -61,7 +61,7 @@ def _model_name(trial: int) -> str:
 
 
 class Recorded:
-    """What the folder of a study holds so far.
+    """The contents of a study's folder so far.
 
     Args:
         folder: a path, or an address that fsspec knows, such as s3://bucket/study.
@@ -103,7 +103,7 @@ class Recorded:
         return rows
 
     def readable_trials(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return the finished trials whose lines can be read, and a word about each other line."""
+        """Return the finished trials whose lines can be read, and a message about each other line."""
         if not self._exists("trials.jsonl"):
             return [], []
         path = self._files.at("trials.jsonl")

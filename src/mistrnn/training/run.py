@@ -24,7 +24,7 @@ Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]
 Experiment = Study | Search
 """The settings of trials: under the paper's protocol, or of a search on people's own cases."""
 Data = Task | SearchData
-"""What they train on."""
+"""The data that they train on."""
 
 BEST_SHOWN = 3
 
@@ -35,7 +35,7 @@ class ComputationFailed(Exception):  # noqa: N818 (it carries the error)
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a group stands."""
+    """The progress of a group."""
 
     step: int
     running: int
@@ -44,13 +44,13 @@ class Standing:
     """The lowest validation errors so far, best first."""
     done: bool
     points: tuple[tuple[int, int, float, float], ...] = ()
-    """What is new in the learning curves: trial, step, training loss, validation error."""
+    """New points of the learning curves: trial, step, training loss, validation error."""
     checkpoint: Checkpoint | None = None
 
 
 @dataclass(frozen=True)
 class Results:
-    """What a finished group leaves: for each trial its line, its curve, its parameters, its gradient norms."""
+    """The results of a finished group: the line, the curve, the parameters and the gradient norms of each trial."""
 
     rows: list[dict[str, Any]]
     curves: dict[int, list[tuple[int, float, float]]]
@@ -182,7 +182,7 @@ def fitting_trials(study: Experiment, data: Data, device: torch.device, share: f
 
 
 def experiment_from(settings: dict[str, Any]) -> Experiment:
-    """Return the experiment whose `as_dict` these settings are."""
+    """Return the experiment that `as_dict` described."""
     return Search.from_dict(settings) if "search" in settings else Study(**settings)
 
 

@@ -66,7 +66,7 @@ class Search:
     piece_length: int | None = None
 
     word: ClassVar[str] = "search"
-    """What it is called in messages about its folder."""
+    """Its name in messages about its folder."""
 
     @property
     def early_stop(self) -> str | None:
@@ -85,7 +85,7 @@ class Search:
 
     @property
     def trial_name(self) -> str:
-        """What one trial is, for messages."""
+        """A trial in words, for messages."""
         return "a trial of the search"
 
     def as_dict(self) -> dict[str, Any]:

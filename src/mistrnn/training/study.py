@@ -79,7 +79,7 @@ class Study:
     """How hopeless trials are given up; none are if left out, as in the paper."""
 
     word: ClassVar[str] = "study"
-    """What it is called in messages about its folder."""
+    """Its name in messages about its folder."""
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work, before anything is written."""
@@ -230,7 +230,7 @@ class Study:
 
     @property
     def trial_name(self) -> str:
-        """What one trial is, for messages."""
+        """A trial in words, for messages."""
         return f"a trial of {self.layer} with {self.hidden} units"
 
     def model(self, task: Task, device: torch.device | str | None = None) -> Model:

@@ -71,7 +71,7 @@ def run_study(
         stop: asked as often; if true, the group is saved and `Interrupted` raised.
         task: the study's task if it is at hand already.
         log_dir: a folder for TensorBoard, one run for each trial.
-        engine: who computes: this process if left out, or `mistrnn.training.RayEngine`.
+        engine: where to compute: in this process if left out, or `mistrnn.training.RayEngine`.
     """
     if group_size is not None and group_size < 1:
         raise UsageError(f"expected group_size >= 1, got {group_size}.")

@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard, where somebody asks for them."""
+"""Scalars for TensorBoard, on request."""
 
 from collections.abc import Mapping
 from os import PathLike

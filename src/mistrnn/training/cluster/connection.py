@@ -1,4 +1,4 @@
-"""Finding a Ray cluster, or starting one that nobody else can reach."""
+"""Finding a Ray cluster, or starting one that only this process can reach."""
 
 import contextlib
 import fcntl
@@ -30,7 +30,7 @@ LONGEST_PLACE = 30
 ON_THIS_MACHINE = {
     # Ray's own word for "this is no cluster of several machines": all its processes listen on 127.0.0.1 alone.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    # Who connects must know the token; without one, Ray writes its own into the home folder.
+    # Connecting takes the token; without one, Ray writes its own into the home folder.
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -124,7 +124,7 @@ def _new_folder() -> str:
     usual = tempfile.gettempdir()
     place = Path(usual if len(usual) <= LONGEST_PLACE else "/tmp")
     for left in place.glob(f"{PREFIX}*/{LOCK}"):
-        with contextlib.suppress(OSError):  # somebody else's, or still in use
+        with contextlib.suppress(OSError):  # of another user, or still in use
             os.close(_locked(str(left.parent)))
             shutil.rmtree(left.parent, ignore_errors=True)
     return tempfile.mkdtemp(prefix=PREFIX, dir=place)

@@ -83,7 +83,7 @@ class Crew:
         self._ask(member, "begin", member.group.trials, checkpoint)
 
     def _listen(self) -> None:
-        """Wait for an answer, though not long, and see what comes next for whoever gave it."""
+        """Wait for an answer, though not long, and give its worker the next task."""
         ready, _ = self._ray.wait(list(self._busy), num_returns=1, timeout=POLL_SECONDS)
         if not ready and time.monotonic() - self._heard > PATIENCE_SECONDS:
             self._ledger.watch.say("waiting for the cluster: " + self._what_all_do())
@@ -152,7 +152,7 @@ class Crew:
         self._ledger.split(member.group)
 
     def _lost(self, member: Member, error: Exception) -> None:
-        """Replace a worker that died; its group goes to whoever is free first."""
+        """Replace a worker that died; its group goes to the next free worker."""
         if member.group is None or member.desk is None:
             self._lost_before_work += 1
             if self._lost_before_work >= LOSSES_ALLOWED:

@@ -41,10 +41,10 @@ def packed(task: Data, pickler: Any = pickle.Pickler) -> Packed:
 
 
 def unpacked(parts: Packed) -> Data:
-    """Return the task whose parts these are; it reads the arrays where they lie."""
+    """Return the task from its parts; it reads the arrays in place."""
     content, arrays = parts
     with warnings.catch_warnings():
-        # Nobody writes to a task's tensors, and nobody could: shared memory is read-only.
+        # A task's tensors are never written to: shared memory is read-only.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         found: list[Tensor] = [torch.from_numpy(array) for array in arrays]
 

@@ -1,4 +1,4 @@
-"""A worker: a process of the cluster that trains groups for whoever runs the study, one at a time."""
+"""A worker: a process of the cluster that trains the groups of a study, one at a time."""
 
 import platform
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ PIECE_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Post:
-    """What a worker is told about its work."""
+    """The settings of a worker."""
 
     study: dict[str, Any]
     data: str | None
@@ -53,7 +53,7 @@ class Post:
 
 @dataclass(frozen=True)
 class Desk:
-    """Where a worker sits."""
+    """The machine of a worker."""
 
     host: str
     device: str
@@ -63,7 +63,7 @@ class Desk:
 
 @dataclass(frozen=True)
 class Failure:
-    """What a worker answers when it could not do what was asked."""
+    """The answer of a worker to a request that failed."""
 
     kind: str
     """setup, memory or computation"""
