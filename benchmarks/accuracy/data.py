@@ -153,10 +153,45 @@ SETS = {
 }
 
 
+PREPARED = "prepared"
+"""Folder below the data folder with sets that `prepare` has written: for machines without aeon."""
+
+
 @lru_cache(maxsize=4)
 def loaded(name: str, folder: Path | None) -> Parts:
     """Return the parts of a data set; some are kept in memory."""
+    if folder is not None and (path := folder / PREPARED / f"{name}.npz").exists():
+        return read_prepared(path)
     return SETS[name].load(folder)
+
+
+def prepare(name: str, folder: Path | None, out: Path) -> None:
+    """Write a data set as one file, which needs neither aeon nor the original files."""
+    arrays: dict[str, Any] = {}
+    for title, part in zip(Parts._fields, SETS[name].load(folder), strict=True):
+        arrays[f"{title}_x"] = np.concatenate([case.T for case in part.x])
+        arrays[f"{title}_lengths"] = [case.shape[1] for case in part.x]
+        labels = np.concatenate(part.y).tolist() if SETS[name].frames else np.asarray(part.y).tolist()
+        arrays[f"{title}_y"] = np.array(["" if label is None else str(label) for label in labels])
+        if part.groups is not None:
+            arrays[f"{title}_groups"] = np.asarray(part.groups).astype(str)
+    out.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(out / f"{name}.npz", **arrays)
+
+
+def read_prepared(path: Path) -> Parts:
+    """Read what `prepare` has written; classes are words."""
+    arrays = np.load(path)
+
+    def part(title: str) -> Part:
+        ends = np.cumsum(arrays[f"{title}_lengths"])[:-1]
+        x = [np.ascontiguousarray(case.T) for case in np.split(arrays[f"{title}_x"], ends)]
+        y: Any = arrays[f"{title}_y"]
+        if SETS[path.stem].frames:
+            y = np.split(np.array([label or None for label in y.tolist()], dtype=object), ends)
+        return Part(x, y, arrays.get(f"{title}_groups"))
+
+    return Parts(part("train"), part("test"))
 
 
 def summary(name: str, folder: Path | None) -> str:

@@ -19,10 +19,11 @@ FEW_STEPS = 32
 
 @dataclass(frozen=True)
 class Budget:
-    """Weights and training steps of a rival."""
+    """Weights and training steps of a rival, and the device of our estimators."""
 
     parameters: int = 20_000
     minibatches: int = 1_500
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def ours(one: DataSet, train: Part, seed: int, budget: Budget, **arguments: Any)
     from mistrnn import FrameLabeler, SequenceClassifier
 
     kind: Any = FrameLabeler if one.frames else SequenceClassifier
-    return kind(random_state=seed, **arguments)
+    return kind(random_state=seed, **{"device": budget.device, **arguments})
 
 
 def with_layer(layer: str, one: DataSet, train: Part, seed: int, budget: Budget) -> Any:

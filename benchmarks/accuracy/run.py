@@ -28,7 +28,7 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from data import SETS, NotAvailableError, loaded, summary  # noqa: E402
+from data import PREPARED, SETS, NotAvailableError, loaded, prepare, summary  # noqa: E402
 from methods import METHODS, Budget  # noqa: E402
 
 
@@ -54,6 +54,7 @@ class Row:
     epochs: int | None = None
     minibatches: int | None = None
     error: str | None = None
+    device: str = "cpu"
 
 
 def run(job: Job, folder: Path | None, budget: Budget) -> Row:
@@ -85,6 +86,7 @@ def run(job: Job, folder: Path | None, budget: Budget) -> Row:
         parameters=count,
         epochs=getattr(model, "n_epochs_", None),
         minibatches=getattr(model, "minibatches", None),
+        device=budget.device if METHODS[job.method].ours else "cpu",
     )
 
 
@@ -233,6 +235,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--time-limit", type=float, default=float("inf"), help="minutes after which no job is started")
     parser.add_argument("--parameters", type=int, default=Budget.parameters, help="weights of the rivals")
     parser.add_argument("--minibatches", type=int, default=Budget.minibatches, help="training steps of the rivals")
+    parser.add_argument("--device", default=Budget.device, help="where our estimators train: cpu or cuda")
+    parser.add_argument("--prepare", type=Path, metavar="DIR", help="write the sets into DIR/prepared, and stop")
     parser.add_argument("--out", type=Path, default=RUNS)
     parser.add_argument("--retry", action="store_true", help="run failed jobs again")
     parser.add_argument("--again", action="store_true", help="run recorded jobs again; the table takes the last row")
@@ -253,6 +257,10 @@ def main() -> int:
         for name in options.sets:
             print(summary(name, options.data), flush=True)
         return 0
+    if options.prepare is not None:
+        for name in options.sets:
+            prepare(name, options.data, options.prepare / PREPARED)
+        return 0
     there = recorded(options.out)
     jobs = [
         job
@@ -263,7 +271,9 @@ def main() -> int:
     where, pool = environment(), Pool(options.jobs)
     deadline = time.monotonic() + 60 * options.time_limit
     try:
-        for row in pool.rows(jobs, deadline, options.data, Budget(options.parameters, options.minibatches)):
+        for row in pool.rows(
+            jobs, deadline, options.data, Budget(options.parameters, options.minibatches, options.device)
+        ):
             write(options.out, row, where)
     except KeyboardInterrupt:
         print("stopped: finished runs are kept, the others are run by the same command", file=sys.stderr)
