@@ -260,7 +260,9 @@ def test_non_contiguous_inputs_and_gradients_give_the_same_bits(name: str) -> No
     assert all(map(torch.equal, found, expected))
 
 
-@pytest.mark.parametrize("view", [torch._neg_view, lambda x: torch.view_as_complex(x.unflatten(-1, (-1, 2))).conj().imag])
+@pytest.mark.parametrize(
+    "view", [torch._neg_view, lambda x: torch.view_as_complex(x.unflatten(-1, (-1, 2))).conj().imag]
+)
 def test_lazy_negation_is_resolved(view: Any) -> None:
     x = view(torch.randn(4, 3, 8))
     assert x.is_neg()

@@ -10,7 +10,18 @@ from torch.autograd import forward_ad
 from torch.func import grad, hessian, jvp, vmap
 
 from mistrnn.kernels import blocks
-from tests.kernels.test_blocks import COMPOSED, EPSILON, FUSED, Op, broken, every_op, exact_conv, exact_norm, inputs_of, is_real
+from tests.kernels.test_blocks import (
+    COMPOSED,
+    EPSILON,
+    FUSED,
+    Op,
+    broken,
+    every_op,
+    exact_conv,
+    exact_norm,
+    inputs_of,
+    is_real,
+)
 from tests.layers.cases import close, seeded
 
 E = 3
