@@ -61,7 +61,7 @@ def with_layer(layer: str, one: DataSet, train: Part, seed: int, budget: Budget)
     """Return our estimator with another layer, as wide as makes its count of weights nearest to the default's."""
     few = few_cases(one, train)
     target = ours(one, few, 0, budget, max_epochs=1).fit(few.x, few.y).parameter_count()
-    short = [case[:, :FEW_STEPS] for case in few.x] if not one.frames else few.x
+    short = [case[:, -FEW_STEPS:] for case in few.x] if not one.frames else few.x
 
     def count(width: int) -> int:
         model = ours(one, few, 0, budget, max_epochs=1, layer=layer, hidden_size=width)

@@ -21,7 +21,7 @@ FRAMES_AT_ONCE = 2**17
 """Padded frames that are run together without gradients: their states fill some 100 MB."""
 CASES_AT_ONCE = 256
 RUINED = 2.0
-"""A network whose loss on the training cases is so many times that of uniform guesses has diverged."""
+"""A network whose loss on the training cases is so many times that of guesses has diverged."""
 MOST_ATTEMPTS = 5
 """How often a training that diverges is begun again, each time with a quarter of the learning rate."""
 
@@ -78,12 +78,10 @@ def train(
 
 
 def _is_ruined(trials: NetworkTrials) -> bool:
-    """Whether the trained network is far worse than uniform guesses on the cases that it was trained on."""
-    guessed = (
-        math.log(trials.network.output_size) if trials.course.loss == "classes" else 1.0
-    )  # of standardised numbers
-    loss = trials.best_losses(trials.train_on)[0]
-    return not loss <= RUINED * guessed
+    """Whether the trained network is far worse on its training cases than uniform guesses and the untrained network are."""
+    # 1 is the variance of standardised numbers.
+    guesses = math.log(trials.network.output_size) if trials.course.loss == "classes" else 1.0
+    return not trials.best_losses(trials.train_on)[0] <= RUINED * max(guesses, trials.first_losses[0])
 
 
 def _epochs(trials: NetworkTrials, recipe: Recipe, report: Report, patience: int | None) -> tuple[list[Epoch], bool]:

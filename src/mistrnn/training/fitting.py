@@ -99,6 +99,8 @@ class NetworkTrials(StackedTrials):
         optimizer = Optimizer("adamw", parameters, {name: value.to(device) for name, value in decay.items()})
         super().__init__(trials, parameters, optimizer, buffers)
         pieces = count_pieces(train_on.lengths.tolist(), course.piece_length)
+        self.first_losses = [math.nan] * len(recipes)
+        """The loss of each trial on its first minibatch, before it has learnt anything."""
         self._per_epoch = steps_per_epoch(train_on.lengths.tolist(), course.batch_size, course.piece_length)
         self._batch_size = min(course.batch_size, pieces)
         self._rows_changed()
@@ -225,6 +227,8 @@ class NetworkTrials(StackedTrials):
         found = torch.autograd.grad(losses.sum(), list(leaves.values()))
         gradients = dict(zip(leaves, found, strict=True))
         self._update_statistics(statistics)
+        if self.step == 0:
+            self.first_losses = losses.tolist()
         return *clip(gradients), losses.detach()
 
     def _update_statistics(self, statistics: BatchStatistics) -> None:
