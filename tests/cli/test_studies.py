@@ -156,7 +156,7 @@ def test_permuted_mnist_runs_from_files(mist: Mist, tmp_path: Path) -> None:
     [
         (
             ["cpoy"],
-            "expected a task among copy, addition, smnist, pmnist, timit, mobiact, surgical, hapt, hapt-frames, recordings, got",
+            "expected a task among copy, addition, smnist, pmnist, timit, mobiact, surgical, hapt, hapt-frames, recordings,",
         ),
         (["copy", "--layer", "mits"], "expected a layer among mist, narx, clockwork, rnn, lstm, gru, got 'mits'."),
         (["copy", "--delay", "55"], "copy: expected delay to be a positive multiple of 10"),
