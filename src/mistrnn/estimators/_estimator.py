@@ -27,7 +27,7 @@ from mistrnn.estimators._sequences import SHAPES, as_array, as_cases, check_dist
 from mistrnn.estimators._settings import check_parameters, is_missing
 from mistrnn.estimators._stream import EstimatorStream
 from mistrnn.estimators.network import AnyNetwork
-from mistrnn.layers import LAYERS, Clockwork, RecurrentLayer, layer_class
+from mistrnn.layers import LAYERS, RecurrentLayer, layer_class
 from mistrnn.models import Ensemble, SequenceNetwork
 from mistrnn.models.ensemble import Answer
 from mistrnn.training.embedded import Engine, choose_device
@@ -327,10 +327,10 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             {},
             {"num_layers": self.num_layers + 1},
             {"kernel_size": max(1, arguments["kernel_size"] // 3)},
-            {"hidden_size": 3 * self.hidden_size // 2},
         ]
-        if issubclass(arguments["layer"], Clockwork):  # its groups divide the units
-            shapes[-1] = {"hidden_size": 2 * self.hidden_size}
+        delays = arguments["layer_options"].get("delays")
+        if isinstance(delays, int) and delays > FEWEST_DELAYS:
+            shapes.append({"layer_options": {"delays": max(FEWEST_DELAYS, delays - 2)}})
         return shapes
 
     @property

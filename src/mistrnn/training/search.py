@@ -27,7 +27,7 @@ from mistrnn.training.study import seed_of
 
 MOST_JITTER, MOST_SCALE = 0.1, 0.2
 """Largest noise and scaling that a trial may draw where the first one has less."""
-RACE_SHARE = 0.2
+RACE_SHARE = 0.15
 """Share of a fit's steps that the race takes."""
 NOMINAL_DROPOUT = 0.1
 """Dropout of the common shape; each trial's masks have a dropout of their own."""
