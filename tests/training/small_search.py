@@ -20,7 +20,7 @@ from mistrnn.training.search import Search, SearchData
 from mistrnn.training.tuning import Follow, Tuned, tune
 
 CHANNELS, CLASSES = 2, 3
-RECIPE = Recipe(learning_rate=0.02, augmentation=Augmentation(time_warp=0.2))
+RECIPE = Recipe(learning_rate=0.02, augmentation=Augmentation(0.1, 0.2, 0.2, 0.2, 0.2))
 SHAPES: list[dict[str, Any]] = [{}, {"hidden_size": 5, "num_layers": 2}]
 SEARCH = Search(
     trials=6, stage="race", steps=8, validate_every=2, batch_size=4, seed=3, recipe=RECIPE, shapes=SHAPES

@@ -17,7 +17,7 @@ from tests.training.small_search import ARGUMENTS, CHANNELS, cases
 CPU = torch.device("cpu")
 COURSE = Course(steps=6, batch_size=4, validate_every=3, seed=5)
 RECIPES = [
-    Recipe(learning_rate=0.02, augmentation=Augmentation(time_warp=0.3)),
+    Recipe(learning_rate=0.02, augmentation=Augmentation(0.1, 0.2, 0.2, 0.3, 0.2)),
     Recipe(learning_rate=0.005, weight_decay=1.0, dropout=0.4, label_smoothing=0.0, augmentation=Augmentation.off()),
     Recipe(learning_rate=0.05, dropout=0.0, augmentation=Augmentation(crop=0.5), initialization="normal"),
 ]
