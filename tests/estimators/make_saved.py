@@ -29,7 +29,7 @@ def models() -> dict[str, Any]:
         "regressor": SequenceRegressor(
             **SMALL, num_layers=1, layer="lstm", layer_options={"layer_norm": True}, bidirectional=True, pooling="mean"
         ),
-        "ensemble": SequenceClassifier(**SMALL, num_layers=1, layer="gru", pooling="mean+max", n_trials=4, n_best=3),
+        "ensemble": SequenceClassifier(**SMALL, num_layers=1, layer="gru", pooling="mean+max", n_trials=3, n_best=2),
     }
 
 

@@ -52,4 +52,4 @@ class AeonClassifier(BaseClassifier):  # type: ignore[misc]
 
     @classmethod
     def _get_test_params(cls, parameter_set: str = "default") -> dict[str, Any]:
-        return {"estimator": SequenceClassifier(hidden_size=6, max_epochs=3)}
+        return {"estimator": SequenceClassifier(hidden_size=6, num_layers=1, kernel_size=3, max_epochs=3)}
