@@ -53,8 +53,9 @@ def accuracy_cell(rows: Rows, method: str, name: str) -> str:
 
 
 def seconds_cell(rows: Rows, method: str, name: str) -> str:
-    """Return the mean seconds of a fit."""
-    found = values(rows, method, name, "seconds")
+    """Return the mean seconds of a fit on one CPU thread."""
+    on_cpu = {job: row for job, row in rows.items() if row.get("device", "cpu") == "cpu"}
+    found = values(on_cpu, method, name, "seconds")
     return f"{np.mean(found):.1f}" if found else missing(rows, method, name)
 
 
@@ -102,9 +103,8 @@ def ranks(accuracies: dict[str, list[float]]) -> dict[str, float]:
     return dict(zip(accuracies, (above + (equal + 1) / 2).mean(0).tolist(), strict=True))
 
 
-def means(half: str, rows: Rows) -> str:
-    """Return mean accuracy over the whole-sequence sets, and mean rank among recurrent methods."""
-    sets = of(half, "sequences")
+def means(sets: list[DataSet], rows: Rows) -> str:
+    """Return mean accuracy over whole-sequence sets, and mean rank among recurrent methods."""
     there = [one for one in sets if any(values(rows, name, one.name) for name in METHODS)]
     every = complete(rows, there, METHODS.items())
     recurrent = [(name, method) for name, method in METHODS.items() if method.recurrent]
@@ -188,7 +188,9 @@ def tables(rows: Rows) -> str:
             "A label for each step, accuracy over the labelled steps.",
             grid(of(half, "frames"), accuracy_cell, rows),
         ]
-        parts += [means(half, rows), winners(half, rows)]
+        parts += [means(of(half, "sequences"), rows), winners(half, rows)]
+    both = of(DEVELOPMENT, "sequences") + of(JUDGEMENT, "sequences")
+    parts += ["## Both halves", means(both, rows)]
     cues = of(DEVELOPMENT, "cue") + of(JUDGEMENT, "cue")
     parts += [f"## Cues: seeds with an accuracy above {100 * SOLVED:.0f}%", grid(cues, solved_cell, rows)]
     for half in (DEVELOPMENT, JUDGEMENT):

@@ -9,7 +9,7 @@ import torch
 
 from mistrnn import FrameLabeler, SequenceClassifier, SequenceRegressor
 from mistrnn.estimators import _fitting
-from mistrnn.estimators._estimator import FEWEST_EPOCHS, SMALL_SET, STEPS
+from mistrnn.estimators._plan import FEWEST_EPOCHS, SMALL_SET, STEPS, course
 from mistrnn.training.examples import Examples
 from tests.estimators.data import SMALL, early_cue, slopes, unequal
 
@@ -42,16 +42,16 @@ def test_fit_without_max_epochs_has_as_many_minibatches_as_are_said(
 ) -> None:
     examples = Examples([np.broadcast_to(np.zeros(1), (1950, 1))] * cases, [], [], [])
     epochs = max(FEWEST_EPOCHS, math.ceil(STEPS / minibatches))
-    course = kind(**parameters)._course(examples, seed=0)
-    assert (course.validate_every, course.steps) == (minibatches, epochs * minibatches)
-    course = kind(**parameters, max_epochs=3)._course(examples, seed=0)
-    assert course.steps == 3 * minibatches
+    planned = course(kind(**parameters), examples, seed=0)
+    assert (planned.validate_every, planned.steps) == (minibatches, epochs * minibatches)
+    planned = course(kind(**parameters, max_epochs=3), examples, seed=0)
+    assert planned.steps == 3 * minibatches
 
 
 def test_large_sets_are_gone_through_several_times() -> None:
     examples = Examples([np.zeros((1, 1))] * (32 * STEPS), [], [], [])
-    course = SequenceClassifier(batch_size=32)._course(examples, seed=0)
-    assert course.steps == FEWEST_EPOCHS * course.validate_every == FEWEST_EPOCHS * STEPS
+    planned = course(SequenceClassifier(batch_size=32), examples, seed=0)
+    assert planned.steps == FEWEST_EPOCHS * planned.validate_every == FEWEST_EPOCHS * STEPS
 
 
 def test_training_goes_to_the_end_and_keeps_the_last_parameters() -> None:

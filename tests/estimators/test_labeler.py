@@ -11,6 +11,7 @@ import torch
 
 from mistrnn import FrameLabeler
 from mistrnn.estimators import _fitting
+from mistrnn.estimators._plan import course, network_arguments, recipe
 from mistrnn.models import SequenceNetwork
 from mistrnn.training.examples import Frames
 from tests.estimators.data import SMALL
@@ -59,9 +60,10 @@ def test_unlabelled_steps_are_no_part_of_the_loss() -> None:
 
     def trained(targets: torch.Tensor) -> Any:
         frames = Frames(replace(examples, targets=list(targets)), mean, scale, place)
-        make = partial(SequenceNetwork, **model._network_arguments(examples))
-        course = model._course(examples, seed=0)
-        network, epochs = _fitting.train(make, frames, frames, model._recipe(), course, place, lambda _: False)
+        make = partial(SequenceNetwork, **network_arguments(model, examples))
+        network, epochs = _fitting.train(
+            make, frames, frames, recipe(model), course(model, examples, seed=0), place, lambda _: False
+        )
         return network.state_dict(), epochs
 
     targets = torch.stack(list(examples.targets))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mistrnn import FrameLabeler, SequenceClassifier, SequenceRegressor
+from mistrnn.estimators._plan import network_arguments
 from mistrnn.layers import LAYERS
 from mistrnn.layers.initialization import INITIALIZATIONS
 from mistrnn.training.examples import Augmentation
@@ -137,8 +138,8 @@ def test_delays_of_mist_reach_as_far_as_the_longest_case(steps: int, delays: int
     model = SequenceClassifier(hidden_size=2)
     model.n_channels_, model.classes_ = 1, np.arange(2)
     examples = type("Cases", (), {"cases": [np.broadcast_to(np.float32(0), (steps, 1))]})
-    assert model._network_arguments(examples)["layer_options"]["delays"] == delays  # 1, 2, 4, ... 2 ** (delays - 1)
-    assert model.set_params(layer_options={"delays": [1, 5]})._network_arguments(examples)["layer_options"] == {
+    assert network_arguments(model, examples)["layer_options"]["delays"] == delays  # 1, 2, 4, ... 2 ** (delays - 1)
+    assert network_arguments(model.set_params(layer_options={"delays": [1, 5]}), examples)["layer_options"] == {
         "delays": [1, 5]
     }
 

@@ -20,27 +20,19 @@ from torch import Tensor
 from mistrnn.errors import UsageError
 from mistrnn.estimators import _fitting, _saved, _searching
 from mistrnn.estimators._fitting import Epoch
-from mistrnn.estimators._holding_out import drawn_cases, drawn_groups
+from mistrnn.estimators._holding_out import held_out
+from mistrnn.estimators._plan import course, network_arguments, recipe, search_shapes
 from mistrnn.estimators._progress import followed
 from mistrnn.estimators._searching import Trials
 from mistrnn.estimators._sequences import SHAPES, as_array, as_cases, check_distance, is_table, statistics
 from mistrnn.estimators._settings import check_parameters, is_missing
 from mistrnn.estimators._stream import EstimatorStream
 from mistrnn.estimators.network import AnyNetwork
-from mistrnn.layers import LAYERS, RecurrentLayer, layer_class
+from mistrnn.layers import RecurrentLayer
 from mistrnn.models import Ensemble, SequenceNetwork
 from mistrnn.models.ensemble import Answer
 from mistrnn.training.embedded import Engine, choose_device
 from mistrnn.training.examples import Augmentation, Case, Examples, Frames
-from mistrnn.training.fitting import Course, Recipe, steps_per_epoch
-
-STEPS = 1500
-"""Minibatches of a fit with `max_epochs=None`: a small set is gone through more often."""
-FEWEST_EPOCHS = 10
-"""Times that it goes through all cases at least."""
-FEWEST_DELAYS, MOST_DELAYS = 3, 14
-SMALL_SET = 400
-"""Below so many cases a minibatch has 16 of them, from there on 32."""
 
 Spoken = Callable[[Tensor], Any]
 """From the scores [K] of one step to what a stream says."""
@@ -206,7 +198,7 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     ) -> None:
         """Train the network, or search for the best of many."""
         validates = self.early_stopping or self.n_trials > 1
-        train_on, validate_on = self._split(examples, groups, random) if validates else (examples, None)
+        train_on, validate_on = self._held_out(examples, groups, random) if validates else (examples, None)
         seed = int(random.randint(2**31))
         if self.n_trials > 1:
             assert validate_on is not None
@@ -225,17 +217,17 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         mean, scale = self._standardisation(train_on)
         frames, held = (None if one is None else Frames(one, mean, scale, device) for one in (train_on, validate_on))
         assert frames is not None
-        arguments = self._network_arguments(train_on)
+        arguments = network_arguments(self, train_on)
 
         def make() -> SequenceNetwork:
             network = SequenceNetwork(**arguments)
             network.mean, network.scale = mean, scale
             return network
 
-        course, recipe = self._course(train_on, seed), self._recipe()
-        epochs = math.ceil(course.steps / course.validate_every)
+        plan, settings = course(self, train_on, seed), recipe(self)
+        epochs = math.ceil(plan.steps / plan.validate_every)
         with followed(epochs, bool(self.verbose), self.log_dir, [report, self.callback]) as follow:
-            network, found = _fitting.train(make, frames, held, recipe, course, device, follow, self.patience)
+            network, found = _fitting.train(make, frames, held, settings, plan, device, follow, self.patience)
         self._set_trained(network, found)
         self.__dict__.pop("trials_", None)
 
@@ -246,12 +238,12 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         report: Callable[[Epoch], bool | None] | None,
     ) -> None:
         mean, scale = self._standardisation(parts[2])
-        arguments = self._network_arguments(parts[2])
+        arguments = network_arguments(self, parts[2])
         trials = Trials(
             count=self.n_trials,
             best=self.n_best,
-            recipe=self._recipe(),
-            shapes=self._shapes(arguments),
+            recipe=recipe(self),
+            shapes=search_shapes(arguments),
             arguments=arguments,
             mean=mean,
             scale=scale,
@@ -260,7 +252,7 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             found, history = _searching.search(
                 trials,
                 parts,
-                lambda cases: self._course(cases, seed),
+                lambda cases: course(self, cases, seed),
                 self.search_dir,
                 device=str(self.device),
                 engine=self.engine,
@@ -283,95 +275,22 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             return statistics(self._name, examples.cases, examples.case_weights)
         return torch.zeros(self.n_channels_, dtype=torch.float64), torch.ones(self.n_channels_, dtype=torch.float64)
 
-    def _recipe(self) -> Recipe:
-        given = self.augmentation
-        if isinstance(given, bool):
-            augmentation = Augmentation() if given else Augmentation.off()
-        else:
-            augmentation = given if isinstance(given, Augmentation) else Augmentation(**given)
-        return Recipe(
-            learning_rate=float(self.learning_rate),
-            weight_decay=float(self.weight_decay),
-            dropout=float(self.dropout),
-            label_smoothing=float(getattr(self, "label_smoothing", 0.0)),
-            augmentation=augmentation,
-        )
-
-    def _network_arguments(self, examples: Examples) -> dict[str, Any]:
-        """Return the arguments of a `SequenceNetwork` for these cases."""
-        longest = max(len(case) for case in examples.cases)
-        kind = layer_class(self.layer) if isinstance(self.layer, str) else self.layer
-        options, steps = dict(self.layer_options or {}), min(longest, self._piece or longest)
-        if kind is LAYERS["mist"] and "delays" not in options:
-            # A delay beyond the longest case would read nothing in training, and something in a longer case later.
-            options["delays"] = min(MOST_DELAYS, max(FEWEST_DELAYS, 1 + int(math.log2(max(1, steps - 1)))))
-        return {
-            "input_size": self.n_channels_,
-            "output_size": self._output_size(),
-            "layer": kind,
-            "hidden_size": self.hidden_size,
-            "num_layers": self.num_layers,
-            "kernel_size": min(self.kernel_size, steps),
-            "pooling": getattr(self, "pooling", None),
-            "dropout": self.dropout,
-            "bidirectional": self.bidirectional,
-            "layer_options": options,
-            "initialization": self.initialization,
-            "steps": steps,
-            "dtype": torch.float32,
-        }
-
-    def _shapes(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return by which arguments the networks of a search differ; the first half of the trials has those given."""
-        shapes: list[dict[str, Any]] = [
-            {},
-            {"num_layers": self.num_layers + 1},
-            {"kernel_size": max(1, arguments["kernel_size"] // 3)},
-        ]
-        delays = arguments["layer_options"].get("delays")
-        if isinstance(delays, int) and delays > FEWEST_DELAYS:
-            shapes.append({"layer_options": {"delays": max(FEWEST_DELAYS, delays - 2)}})
-        return shapes
-
-    @property
-    def _piece(self) -> int | None:
-        """The length of the pieces that cases are learnt in."""
-        return getattr(self, "piece_length", None)
-
-    def _course(self, examples: Examples, seed: int) -> Course:
-        size = int(self.batch_size or (16 if len(examples.cases) < SMALL_SET else 32))
-        per_epoch = steps_per_epoch([len(case) for case in examples.cases], size, self._piece)
-        epochs = int(self.max_epochs or max(FEWEST_EPOCHS, math.ceil(STEPS / per_epoch)))
-        return Course(
-            steps=epochs * per_epoch,
-            batch_size=size,
-            validate_every=per_epoch,
-            loss=self._answer,
-            piece_length=self._piece,
-            seed=seed,
-            keep="best" if self.early_stopping else "last",
-        )
-
-    def _split(
+    def _held_out(
         self, examples: Examples, groups: NDArray[Any] | None, random: np.random.RandomState
     ) -> tuple[Examples, Examples]:
         """Return the cases to train on and those to validate on."""
-        count = len(examples.cases)
-        wanted = max(1, round(count * self.validation_fraction))
         classes = self._classes_in(examples)
-        if groups is None:
-            held = drawn_cases(wanted, self._strata(examples), classes, random)
-        else:
-            held = drawn_groups(wanted, groups, classes, random)
-        learnt = np.setdiff1d(np.arange(count), held)
-        lost = np.flatnonzero(classes.any(0) & ~classes[learnt].any(0))
+        strata = self._strata(examples) if groups is None else None
+        learnt, held = held_out(self.validation_fraction, classes, strata, groups, random)
         if not len(held) or not len(learnt):
+            count = len(examples.cases)
             of = f"{count} cases" if groups is None else f"{count} cases in {len(set(groups.tolist()))} groups"
             why = "early_stopping=True" if self.early_stopping else f"n_trials={self.n_trials}"
             raise UsageError(
                 f"{self._name}: expected something to train and something to validate on, because {why} and "
                 f"validation_fraction={self.validation_fraction}, got {of}."
             )
+        lost = np.flatnonzero(classes.any(0) & ~classes[learnt].any(0))
         if len(lost):
             names, of = getattr(self, "classes_", lost)[lost].tolist(), "cases" if groups is None else "groups"
             warnings.warn(

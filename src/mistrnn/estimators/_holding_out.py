@@ -6,6 +6,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+def held_out(
+    share: float,
+    classes: NDArray[np.bool_],
+    strata: NDArray[Any] | None,
+    groups: NDArray[Any] | None,
+    random: np.random.RandomState,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the cases to train on and those to validate on.
+
+    Args:
+        share: of the cases that is held out.
+        classes: [cases, classes] the classes that each case teaches.
+        strata: [cases] the class that is held out in proportion; not needed with groups.
+        groups: [cases] names of groups that are held out whole.
+        random: draws the cases.
+    """
+    count = len(classes)
+    wanted = max(1, round(count * share))
+    if groups is not None:
+        held = drawn_groups(wanted, groups, classes, random)
+    else:
+        assert strata is not None
+        held = drawn_cases(wanted, strata, classes, random)
+    return np.setdiff1d(np.arange(count), held), held
+
+
 def drawn_cases(
     wanted: int, strata: NDArray[Any], classes: NDArray[np.bool_], random: np.random.RandomState
 ) -> NDArray[np.int64]:
