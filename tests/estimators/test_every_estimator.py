@@ -43,6 +43,9 @@ NOT_APPLYING = {"check_sample_weight_equivalence_on_dense_data": EACH_CASE_ONCE}
 
 @parametrize_with_checks(CHECKED, expected_failed_checks=lambda estimator: NOT_APPLYING)
 def test_every_estimator_passes_the_checks_of_scikit_learn(estimator: Any, check: Any) -> None:
+    if check.func.__name__ == "check_methods_subset_invariance":
+        # `test_a_case_is_predicted_alike_alone_and_among_longer_ones` asks for it with a tolerance of float32.
+        pytest.skip("it asks for differences below 1e-7, and float32 numbers between 1 and 2 are 1.2e-7 apart")
     check(estimator)
 
 
