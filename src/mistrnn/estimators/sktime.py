@@ -56,7 +56,7 @@ class SktimeClassifier(BaseClassifier):  # type: ignore[misc]
     @classmethod
     def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
         """Return parameters for sktime's tests."""
-        small = {"hidden_size": 6, "num_layers": 1, "kernel_size": 3, "max_epochs": 3}
+        small: dict[str, Any] = {"hidden_size": 6, "num_layers": 1, "kernel_size": 3, "max_epochs": 3}
         return [
             {"estimator": SequenceClassifier(layer=layer, **small), "random_state": 0} for layer in ("mist", "lstm")
         ]
