@@ -9,6 +9,7 @@ import torch
 
 from mistrnn import FrameLabeler, SequenceClassifier, SequenceRegressor
 from mistrnn.estimators._fitting import Epoch
+from mistrnn.layers import LAYERS
 from mistrnn.models import Ensemble, SequenceNetwork
 from mistrnn.training import Interrupted
 from mistrnn.training.embedded import Embedded
@@ -107,12 +108,16 @@ def test_fit_after_a_search_forgets_its_trials() -> None:
     assert isinstance(model.network_, SequenceNetwork)
 
 
-@pytest.mark.parametrize("layer", ["clockwork", "lstm"])
+@pytest.mark.parametrize("layer", ["clockwork", "mist"])
 def test_trials_of_other_shapes_are_networks_of_the_same_layer(layer: str) -> None:
     model = fitted(SequenceClassifier, layer=layer, max_epochs=4, n_trials=8, n_best=8)[0]
-    shapes = {(own.hidden_size, own.num_layers, own.kernel_size) for own in model.network_.networks}
-    wider = 16 if layer == "clockwork" else 12  # its groups divide the units
-    assert shapes == {(8, 1, 3), (8, 2, 3), (8, 1, 1), (wider, 1, 3)}
+    members = model.network_.networks
+    shapes = {(own.num_layers, own.kernel_size, str(own.layer_options.get("delays"))) for own in members}
+    if layer == "mist":
+        assert shapes == {(1, 3, "4"), (2, 3, "4"), (1, 1, "4"), (1, 3, "3")}
+    else:
+        assert shapes == {(1, 3, "None"), (2, 3, "None"), (1, 1, "None")}
+    assert {type(own.recurrent_layers()[0]) for own in members} == {LAYERS[layer]}
 
 
 def test_groups_are_never_raced_and_compared_on(monkeypatch: pytest.MonkeyPatch) -> None:
