@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mistrnn.errors import UsageError
 from mistrnn.estimators._estimator import SequenceEstimator, Spoken
-from mistrnn.estimators._settings import is_missing
+from mistrnn.tasks._cases import is_missing
 from mistrnn.training.examples import Examples
 
 ClassWeight = Mapping[Any, float] | Literal["balanced"] | None

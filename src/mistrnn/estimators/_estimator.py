@@ -25,12 +25,13 @@ from mistrnn.estimators._plan import course, network_arguments, recipe, search_s
 from mistrnn.estimators._progress import followed
 from mistrnn.estimators._searching import Trials
 from mistrnn.estimators._sequences import SHAPES, as_array, as_cases, check_distance, is_table, statistics
-from mistrnn.estimators._settings import check_parameters, is_missing
+from mistrnn.estimators._settings import check_parameters
 from mistrnn.estimators._stream import EstimatorStream
 from mistrnn.estimators.network import AnyNetwork
 from mistrnn.layers import RecurrentLayer
 from mistrnn.models import Ensemble, SequenceNetwork
 from mistrnn.models.ensemble import Answer
+from mistrnn.tasks._cases import is_missing
 from mistrnn.training.embedded import Engine, choose_device
 from mistrnn.training.examples import Augmentation, Case, Examples, Frames
 

@@ -99,14 +99,6 @@ def check_pooling(owner: str, pooling: Any) -> None:
         raise UsageError(f"{owner}: {error}") from None
 
 
-def is_missing(value: Any) -> bool:
-    """Whether a label or a group is none: None, NaN, or pandas' NA, which does not even say whether it equals itself."""
-    try:
-        return value is None or bool(value != value)
-    except TypeError:
-        return True
-
-
 def is_whole(value: Any) -> bool:
     """Whether a value is a whole number from 1 on."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 1

@@ -15,7 +15,8 @@ from sklearn.utils.validation import check_is_fitted
 from mistrnn.errors import UsageError
 from mistrnn.estimators import _fitting
 from mistrnn.estimators._classes import ClassEstimator, label_array
-from mistrnn.estimators._settings import check_pooling, is_missing
+from mistrnn.estimators._settings import check_pooling
+from mistrnn.tasks._cases import is_missing
 from mistrnn.training.examples import Case, Examples
 
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from mistrnn.errors import UsageError
 from mistrnn.estimators._classes import ClassEstimator, label_array
-from mistrnn.estimators._settings import is_missing, is_whole
+from mistrnn.estimators._settings import is_whole
+from mistrnn.tasks._cases import is_missing
 from mistrnn.training.examples import Case, Examples
 
 

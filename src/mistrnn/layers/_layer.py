@@ -61,8 +61,9 @@ class RecurrentLayer(nn.Module, ABC):
     """The registered operator of the layer's compiled loop; None if it has only the plain form."""
     _form: Form = "auto"
     _new_probes: NewProbes | None = None
+    """While derivatives with respect to the states are computed: the zeros that are added to them."""
     _uniform_numbers: Iterator[Tensor] | None = None
-    """While somebody asks for derivatives with respect to the states: what to put beside them."""
+    """The numbers that masks are drawn from, inside `_drawing_from`; torch's generator if None."""
     __signature__: ClassVar[inspect.Signature | None]
     """What the class takes; see `__init_subclass__`."""
 

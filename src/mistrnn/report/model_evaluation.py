@@ -19,6 +19,7 @@ from mistrnn.report.evaluation import (
     evaluate_recordings,
     evaluate_rows,
 )
+from mistrnn.tasks._cases import is_missing
 
 Kind = Literal["recordings", "rows", "numbers"]
 """A class for each case, a class for each frame, or a number for each case."""
@@ -93,16 +94,9 @@ def _encoded(labels: Any, classes: dict[Any, int], unlabeled: Any) -> NDArray[np
     values = labels.tolist() if hasattr(labels, "tolist") else list(labels)
     codes = np.empty(len(values), dtype=np.int64)
     for k, label in enumerate(values):
-        missing = _is_missing(label) or (unlabeled is not None and label == unlabeled)
+        missing = is_missing(label) or (unlabeled is not None and label == unlabeled)
         codes[k] = UNLABELLED if missing else classes.setdefault(label, len(classes))
     return codes
-
-
-def _is_missing(label: Any) -> bool:
-    try:
-        return label is None or bool(label != label)  # NaN
-    except TypeError:  # pandas' NA does not say whether it equals itself
-        return True
 
 
 def _numbers(
