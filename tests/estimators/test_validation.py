@@ -28,7 +28,7 @@ def test_a_group_is_never_trained_and_validated_on(parts: Any) -> None:
     x, y = slopes(100)
     people = np.arange(100) // 10
     x[:, 0, 0] = people  # so that a case tells whose it is
-    SequenceClassifier(early_stopping=True).fit(x, y, groups=people)
+    SequenceClassifier(early_stopping=True, validation_fraction=0.15).fit(x, y, groups=people)
     learnt, held = ({case[0, 0] for case in part.cases} for part in parts)
     assert learnt
     assert held
@@ -37,7 +37,7 @@ def test_a_group_is_never_trained_and_validated_on(parts: Any) -> None:
     with pytest.raises(
         ValueError, match=r"early_stopping=True and validation_fraction=0.15, got 100 cases in 1 groups"
     ):
-        SequenceClassifier(early_stopping=True).fit(x, y, groups=["me"] * 100)
+        SequenceClassifier(early_stopping=True, validation_fraction=0.15).fit(x, y, groups=["me"] * 100)
     SequenceClassifier(validation_fraction=0.3).fit(x, y, groups=["me"] * 100)  # all are learnt
     assert parts[1] is None
     assert len(parts[0].cases) == 100
@@ -109,7 +109,7 @@ def split(parts: Any) -> Any:
 
 
 def labeler(seed: int = 0) -> FrameLabeler:
-    return FrameLabeler(early_stopping=True, random_state=seed)
+    return FrameLabeler(early_stopping=True, validation_fraction=0.15, random_state=seed)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -140,7 +140,7 @@ def test_the_only_group_with_a_class_is_always_learnt(split: Any, seed: int) -> 
     assert sorted({k // 2 for k in held}) == sorted(order[1:3])
     assert learnt == sorted({*range(20)} - {*held})
     of_case = np.where(people == order[0], "c", np.array(["a", "b"])[np.arange(20) % 2])
-    classifier = SequenceClassifier(early_stopping=True, random_state=seed)
+    classifier = SequenceClassifier(early_stopping=True, validation_fraction=0.15, random_state=seed)
     assert split(classifier, x, of_case, groups=people)[1] == held
     larger = np.where(np.arange(20) < 8, "small", "large")  # the smaller one alone has "c"
     assert split(classifier, x, np.r_[["c"] * 2, ["a", "b"] * 9], groups=larger)[1] == list(range(8, 20))
@@ -163,5 +163,5 @@ def test_where_every_recording_has_a_class_of_its_own_the_one_that_is_lost_is_na
 
 def test_validation_holds_every_class(parts: Any) -> None:
     x, _ = slopes(100)
-    SequenceClassifier(early_stopping=True, random_state=0).fit(x, np.arange(100) // 20)
+    SequenceClassifier(early_stopping=True, validation_fraction=0.15, random_state=0).fit(x, np.arange(100) // 20)
     assert sorted(int(target) for target in parts[1].targets) == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3
