@@ -30,8 +30,8 @@ def test_weights_move_what_is_predicted() -> None:
         "augmentation": False,
         "standardize": False,
     }  # these move it, too
-    small = SMALL | {"hidden_size": 2, "kernel_size": 1, "batch_size": 90}
-    model = SequenceClassifier(**small, **plain_fit, max_epochs=60)
+    small = SMALL | {"hidden_size": 2, "kernel_size": 1, "learning_rate": 0.02}
+    model = SequenceClassifier(**small, **plain_fit, max_epochs=30)
 
     def share_of_ones(model: SequenceClassifier, **weights: Any) -> float:
         return float(model.fit(x, y, **weights).predict_proba(x)[:, 1].mean())
