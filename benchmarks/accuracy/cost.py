@@ -1,4 +1,4 @@
-"""Measure what a default model costs: a fit, a search and one step of a stream, each beside its alternative in the same run.
+"""Measure what a default model costs: a fit, a search and one step of a stream, each next to an alternative, in the same run.
 
 `python benchmarks/accuracy/cost.py --data DIR` prints a table of seconds: the default fit; the loop that trains a plain nn.GRU
 of 20,000 weights for as many minibatches; a search of 16 trials. Then the time of one step at batch 1 on one thread: the

@@ -193,12 +193,12 @@ def test_halving_waits_for_the_first_validation_after_half_of_the_steps(steps: i
         assert bool(judge.hopeless(points(step, {0: 0.1, 1: 0.2}))) == (step == rung)
 
 
-def test_halving_retires_nobody_at_the_last_step() -> None:
+def test_halving_retires_no_trial_at_the_last_step() -> None:
     judge = Halving(replace(SEARCH, steps=4, validate_every=4))
     assert judge.hopeless(points(4, {0: 0.1, 1: 0.2})) == []
 
 
-def test_refit_gives_nobody_up_and_a_study_keeps_its_own_judge() -> None:
+def test_refit_retires_no_trial_and_a_study_keeps_its_own_judge() -> None:
     assert judge_of(REFIT) is None
     study = Study(task="copy", layer="rnn", hidden=3)
     assert judge_of(study) is None

@@ -1,4 +1,4 @@
-"""What the estimators that predict classes share: their names, their weights, and what a stream says."""
+"""The base class of the estimators that predict classes: class names, class weights, the answer of a stream."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _KINDS = {"b": "bool", "i": "int", "u": "int", "f": "float", "U": "str"}
 
 
 class Answer(NamedTuple):
-    """What a stream says after a row."""
+    """The prediction of a stream after a row."""
 
     label: Any
     probability: float
@@ -110,7 +110,7 @@ def _answer(classes: NDArray[Any], scores: Tensor) -> Answer:
 def label_array(labels: Any) -> NDArray[Any]:
     """Return labels as an array in which gaps stay gaps and mixed kinds stay mixed, as Python's own objects.
 
-    NumPy would make the word 'nan' of NaN among words, the word '1' of 1, and numbers of bools beside NaN.
+    NumPy would make the word 'nan' of NaN among words, the word '1' of 1, and numbers of bools together with NaN.
 
     >>> label_array(["a", float("nan")]), label_array([True, None]), label_array(["a", "b"])
     (array(['a', nan], dtype=object), array([True, None], dtype=object), array(['a', 'b'], dtype='<U1'))

@@ -1,4 +1,4 @@
-"""What every estimator shares: parameters, checks, training, saving, streaming."""
+"""The base class of the estimators: parameters, checks, training, saving, streaming."""
 
 import math
 import warnings
@@ -107,7 +107,7 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     _every_step: ClassVar[bool] = False
     _answer: ClassVar[Answer] = "classes"
-    """What the network's scores mean."""
+    """The meaning of the network's scores."""
 
     @abstractmethod
     def _learn(self, cases: Sequence[Case], y: Any, sample_weight: NDArray[np.float64]) -> Examples:

@@ -1,4 +1,4 @@
-"""What people hand over as X: checked, and one array [time, channels] for each case.
+"""Check X and convert it into one array [time, channels] for each case.
 
 Arrays are [cases, channels, time], as in aeon and sktime; [cases, time] is one channel; cases of unequal length are a
 list of arrays [channels, time]. Values keep their precision here: they are standardised before it is shortened.

@@ -109,6 +109,6 @@ def check_plain_weights(network: AnyNetwork) -> None:
 
 
 def layer_arguments(layer: RecurrentLayer) -> dict[str, Any]:
-    """Return what to give the layer's class, beside sizes, to make another one like it."""
+    """Return the arguments, other than sizes, that make another layer of the same kind."""
     others = {"input_size", "hidden_size", "batch_first", "device", "dtype"}
     return {name: getattr(layer, name) for name in signature(type(layer)).parameters if name not in others}

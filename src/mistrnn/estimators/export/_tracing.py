@@ -46,8 +46,7 @@ def traced(
     assert program is not None
     model = program.model_proto
     model.ir_version = IR_VERSION
-    # torch notes at every node and value from where in whose files it comes: that belongs to nobody else. And what it says
-    # of the shapes of initializers they say themselves.
+    # torch stores source paths of this machine at every node and value: remove them. Initializers carry their own shapes.
     graph, own = model.graph, {initializer.name for initializer in model.graph.initializer}
     shapes = [value for value in graph.value_info if value.name not in own]
     del graph.value_info[:]

@@ -1,4 +1,4 @@
-// Arguments of the kernels that network blocks consist of, beside the recurrent layers: depthwise convolution over time,
+// Arguments of the kernels of network blocks, other than recurrent layers: depthwise convolution over time,
 // batch normalisation over valid frames, gated linear unit. `kernels/_library.py` mirrors these structs.
 //
 // E trials, T steps, B sequences, C channels, K taps. All tensors are contiguous in the shape that is given.
@@ -8,7 +8,7 @@
 
 namespace mistrnn {
 
-// What every kernel gets: its threads and its sizes.
+// Threads and sizes, common to all kernels.
 struct BlockSizes {
   int64_t is_double, threads;
   void (*team)(void (*)(void*), void*, unsigned, unsigned);  // GOMP_parallel of torch's OpenMP, or null
