@@ -1,4 +1,4 @@
-"""The build hook: the C++ compiles without a warning for every platform that it names, and the wheel is told so."""
+"""The build hook: the C++ compiles without a warning for every platform, and tables are generated from the sources."""
 
 import subprocess
 import sys
@@ -33,12 +33,14 @@ def cases() -> list[tuple[str, str, str, str]]:
 @pytest.mark.parametrize(("platform", "target", "cpu", "file"), cases())
 def test_compiles_without_a_warning(platform: str, target: str, cpu: str, file: str, tmp_path: Path) -> None:
     build = hook()
+    build.generate(ROOT, tmp_path)
     zig = [sys.executable, "-m", "ziglang", "cc", "-target", target, f"-mcpu={cpu}"]
     command = [
         *zig,
         *build.FLAGS,
         "-Werror",
         "-DMISTRNN_ISA=base",
+        f"-I{tmp_path}",
         "-c",
         str(build.SOURCES / file),
         "-o",
@@ -53,8 +55,35 @@ def test_compiles_without_a_warning(platform: str, target: str, cpu: str, file: 
     assert result.returncode == 0, f"{platform}: {result.stderr}"
 
 
-def test_the_installed_library_is_that_of_these_sources() -> None:
-    """What is tested is what was compiled last; `make test` compiles again after a change."""
+def test_generated_tables_name_every_cell_and_every_field_in_order(tmp_path: Path) -> None:
+    for name in ("rnn", "two_words"):
+        (tmp_path / "src/mistrnn/layers" / name).mkdir(parents=True)
+        (tmp_path / "src/mistrnn/layers" / name / "cpu.h").touch()
+    (tmp_path / "src/mistrnn/layers/without_kernel").mkdir()
+    (tmp_path / "src/mistrnn/kernels").mkdir()
+    (tmp_path / "src/mistrnn/kernels/cpu").symlink_to(ROOT / "src/mistrnn/kernels/cpu")
+    hook().generate(tmp_path, tmp_path)
+    assert (tmp_path / "cells.inc").read_text() == 'CELL(0, "rnn", Rnn)\nCELL(1, "two_words", TwoWords)\n'
+    headers = (tmp_path / "cell_headers.inc").read_text()
+    assert headers == '#include "layers/rnn/cpu.h"\n#include "layers/two_words/cpu.h"\n'
+    fields = (tmp_path / "fields.inc").read_text().splitlines()
+    assert fields[:3] == [f'FIELD(Call, {name}, "{name}")' for name in ("cell", "is_double", "threads")]
+    assert 'FIELD(GatedUnit, sizes.team, "team")' in fields
+
+
+def test_fields_of_a_struct_with_functions_pointers_and_another_struct_are_in_order(tmp_path: Path) -> None:
+    header = tmp_path / "some.h"
+    header.write_text(
+        "struct Inner {\n  int a, b;  // not; a field\n};\n"
+        "struct Outer {\n  Inner in;\n  const void *p, *q;\n  void (*f)(int, void*);\n  Inner* many;\n};\n"
+    )
+    assert list(hook().fields_of(header, "Outer")) == ["in.a", "in.b", "p", "q", "f", "many"]
+    with pytest.raises(ValueError, match="expected a declaration of struct Other, got none"):
+        list(hook().fields_of(header, "Other"))
+
+
+def test_library_is_newer_than_its_sources() -> None:
+    """The tests run the library that was compiled last; `make test` compiles again after a change."""
     build = hook()
     library = next((ROOT / build.SOURCES).glob("libmistrnn.*"))
     sources = [*(ROOT / build.SOURCES).glob("*.[hc]*"), *(ROOT / "src/mistrnn/layers").glob("*/cpu.h")]

@@ -5,11 +5,13 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
-def free_memory(device: torch.device) -> int:
+def free_memory(device: "torch.device") -> int:
     """Return the bytes that are free on the device, as far as it tells."""
     if device.type == "cuda":
         return free_gpu_memory(device)
@@ -29,8 +31,10 @@ def free_memory(device: torch.device) -> int:
     return free
 
 
-def free_gpu_memory(device: torch.device) -> int:
+def free_gpu_memory(device: "torch.device") -> int:
     """Return the bytes that are free on a GPU for torch: what it holds in reserve, too, though the device counts it as used."""
+    import torch  # here, because the command uses this module before it needs torch
+
     reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0]) + reserve
 

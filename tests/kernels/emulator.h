@@ -1,5 +1,5 @@
 // Runs the GPU kernels on a CPU: every thread of a cluster is a coroutine, and barriers are where they take turns. It stands
-// in for kernels/cuh/device.cuh and is as exact about who may see what as barriers are: a missing one shows.
+// in for kernels/cuda/common/device.cuh and is as exact about who may see what as barriers are: a missing one shows.
 #pragma once
 
 #include <math.h>
@@ -13,7 +13,7 @@
 #define DEVICE static inline
 #define METHOD inline
 #define KERNEL(threads) static void
-#define KERNEL_TOGETHER(threads, blocks) static void
+#define KERNEL_OCCUPANCY(threads, blocks) static void
 #define GRID_CONSTANT
 
 struct uint2 { unsigned x, y; };
@@ -102,7 +102,7 @@ inline void run(void (*kernel)(), int clusters_of_block, int count, long shared,
 #define threadIdx (emulator::now->place)
 #define blockIdx (Index{emulator::grid_place.x + (unsigned)emulator::now->block, emulator::grid_place.y, emulator::grid_place.z})
 
-template <class V> DEVICE void hold(V&) {}
+template <class V> DEVICE void make_opaque(V&) {}
 DEVICE char* shared_memory() { return emulator::memories[emulator::now->block]; }
 DEVICE void sync_block() { emulator::wait(emulator::blocks[emulator::now->block], emulator::threads_of_block); }
 DEVICE bool any_in_block(bool mine) {
@@ -113,7 +113,7 @@ DEVICE bool any_in_block(bool mine) {
 DEVICE void sync_warp() { emulator::wait(emulator::own_warp(), 32); }
 DEVICE void sync_cluster() { emulator::wait(emulator::cluster, (int)emulator::threads.size()); }
 DEVICE int cluster_rank() { return emulator::now->block; }
-template <class V> DEVICE V from_lane(V value, int lane) {
+template <class V> DEVICE V shuffle(V value, int lane) {
   memcpy(emulator::slot(emulator::now->lane), &value, sizeof(V));
   sync_warp();
   V other;
@@ -121,8 +121,8 @@ template <class V> DEVICE V from_lane(V value, int lane) {
   sync_warp();
   return other;
 }
-template <class V> DEVICE V from_other_lane(V value, int distance) { return from_lane(value, emulator::now->lane ^ distance); }
-struct Counter {
+template <class V> DEVICE V shuffle_xor(V value, int distance) { return shuffle(value, emulator::now->lane ^ distance); }
+struct Mbarrier {
   short arrivals, missing;
   int bytes : 31;
   unsigned parity : 1;
@@ -130,23 +130,23 @@ struct Counter {
     if (missing == 0 && bytes == 0) missing = arrivals, parity ^= 1;
   }
 };
-static_assert(sizeof(Counter) == 8, "as on the machine");
-DEVICE void begin_counter(Counter* counter, int warps) { *counter = {(short)warps, (short)warps, 0, 0}; }
-DEVICE void warp_arrives(int lane, Counter* counter, int bytes = 0) {
+static_assert(sizeof(Mbarrier) == 8, "as on the machine");
+DEVICE void mbarrier_init(Mbarrier* mbarrier, int warps) { *mbarrier = {(short)warps, (short)warps, 0, 0}; }
+DEVICE void warp_arrive(int lane, Mbarrier* mbarrier, int bytes = 0) {
   sync_warp();
   if (lane != 0) return;
-  if (counter->missing == 0) abort();
-  counter->missing--, counter->bytes += bytes;
-  counter->check();
+  if (mbarrier->missing == 0) abort();
+  mbarrier->missing--, mbarrier->bytes += bytes;
+  mbarrier->check();
 }
-DEVICE void wait_for(Counter* counter, int parity) {
-  while ((int)counter->parity == parity) swapcontext(&emulator::now->context, &emulator::home);
+DEVICE void mbarrier_wait(Mbarrier* mbarrier, int parity) {
+  while ((int)mbarrier->parity == parity) swapcontext(&emulator::now->context, &emulator::home);
 }
-template <class V> DEVICE V* remote(V* pointer, int rank) { return (V*)(emulator::memories[rank] + ((char*)pointer - shared_memory())); }
-template <class V> DEVICE void send(void* pointer, int rank, V value, Counter* counter) {
-  memcpy(remote((char*)pointer, rank), &value, sizeof(V));
-  remote(counter, rank)->bytes -= sizeof(V);
-  remote(counter, rank)->check();
+template <class V> DEVICE V* map_shared(V* pointer, int rank) { return (V*)(emulator::memories[rank] + ((char*)pointer - shared_memory())); }
+template <class V> DEVICE void store_async(void* pointer, int rank, V value, Mbarrier* mbarrier) {
+  memcpy(map_shared((char*)pointer, rank), &value, sizeof(V));
+  map_shared(mbarrier, rank)->bytes -= sizeof(V);
+  map_shared(mbarrier, rank)->check();
 }
 DEVICE float as_float(unsigned bits) {
   float value;
@@ -158,15 +158,15 @@ DEVICE unsigned as_bits(float value) {
   memcpy(&bits, &value, 4);
   return bits;
 }
-DEVICE unsigned rounded_one(float value) {
+DEVICE unsigned to_bf16_bits(float value) {
   const unsigned bits = as_bits(value);
   if (value != value) return 0x7fff;
   return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
-DEVICE unsigned rounded(float low, float high) { return rounded_one(low) | rounded_one(high) << 16; }
+DEVICE unsigned to_bf16(float low, float high) { return to_bf16_bits(low) | to_bf16_bits(high) << 16; }
 
 // As the instruction m16n8k16 lays its operands out over the lanes of a warp.
-DEVICE void multiply_add(float (&sum)[4], uint4 a, uint2 b) {
+DEVICE void mma(float (&sum)[4], uint4 a, uint2 b) {
   const unsigned mine[6] = {a.x, a.y, a.z, a.w, b.x, b.y};
   memcpy(emulator::slot(emulator::now->lane), mine, sizeof mine);
   sync_warp();
@@ -204,26 +204,26 @@ DEVICE std::vector<std::vector<emulator::Copy>>& own_copies() {
   if (own.empty()) own.emplace_back();
   return own;
 }
-DEVICE void copy_ahead(void* shared, const void* global) {
+DEVICE void cp_async(void* shared, const void* global) {
   if ((uintptr_t)shared % 16 || (uintptr_t)global % 16) abort();
   own_copies().back().push_back({shared, global});
 }
-DEVICE void end_group() { own_copies().emplace_back(); }
-template <int LEFT> DEVICE void wait_for_groups() {
+DEVICE void cp_async_commit() { own_copies().emplace_back(); }
+template <int LEFT> DEVICE void cp_async_wait() {
   auto& own = own_copies();
   while ((int)own.size() - 1 > LEFT) {
     for (const auto& copy : own.front()) memcpy(copy.to, copy.from, 16);
     own.erase(own.begin());
   }
 }
-DEVICE void copy_block(void* shared, const void* global, int bytes, Counter* counter) {
+DEVICE void cp_async_bulk(void* shared, const void* global, int bytes, Mbarrier* mbarrier) {
   if ((uintptr_t)shared % 16 || (uintptr_t)global % 16 || bytes % 16) abort();
   memcpy(shared, global, bytes);
-  counter->bytes -= bytes;
-  counter->check();
+  mbarrier->bytes -= bytes;
+  mbarrier->check();
 }
-DEVICE void copy_block_once(void* shared, const void* global, int bytes, Counter* counter) {
-  copy_block(shared, global, bytes, counter);
+DEVICE void cp_async_bulk_evict_first(void* shared, const void* global, int bytes, Mbarrier* mbarrier) {
+  cp_async_bulk(shared, global, bytes, mbarrier);
 }
 // Products of four warps together read their operands, and leave their sums, as late as they may: when they are waited for.
 namespace emulator {
@@ -243,12 +243,12 @@ DEVICE float in_row(const char* rows, int row, int k) {
   address ^= (address >> 7 & 3) << 4;
   return as_float((unsigned)*(const unsigned short*)address << 16);
 }
-template <int NT> DEVICE void multiply_add_together(float (&sum)[NT][4], const char* a, const char* b) {
+template <int NT> DEVICE void wgmma(float (&sum)[NT][4], const char* a, const char* b) {
   own_products().back().push_back({sum[0], NT, a, b});
 }
-DEVICE void begin_products() {}
-DEVICE void end_products() { own_products().emplace_back(); }
-template <int LEFT> DEVICE void wait_for_products() {
+DEVICE void wgmma_fence() {}
+DEVICE void wgmma_commit() { own_products().emplace_back(); }
+template <int LEFT> DEVICE void wgmma_wait() {
   auto& own = own_products();
   while ((int)own.size() - 1 > LEFT) {
     for (const auto& product : own.front())
@@ -270,16 +270,16 @@ DEVICE std::vector<emulator::Written>& own_written() {
   if (all.size() != emulator::threads.size()) all.assign(emulator::threads.size(), {});
   return all[emulator::now - emulator::threads.data()];
 }
-DEVICE void write_for_products(char* shared, uint4 v) {
+DEVICE void store_for_wgmma(char* shared, uint4 v) {
   if ((uintptr_t)shared % 16) abort();
   own_written().push_back({shared, v});
 }
-DEVICE void show_to_products() {
+DEVICE void fence_proxy_async() {
   for (const auto& one : own_written()) memcpy(one.to, &one.value, 16);
   own_written().clear();
 }
-template <int KEPT> DEVICE void keep_registers() {}
-template <int TAKEN> DEVICE void take_registers() {}
-template <class V> DEVICE void store_once(V* pointer, V value) { *pointer = value; }
-template <class V> DEVICE V load_once(const V* pointer) { return *pointer; }
+template <int KEPT> DEVICE void setmaxnreg_dec() {}
+template <int TAKEN> DEVICE void setmaxnreg_inc() {}
+template <class V> DEVICE void store_streaming(V* pointer, V value) { *pointer = value; }
+template <class V> DEVICE V load_streaming(const V* pointer) { return *pointer; }
 DEVICE uint4 load_weights(const uint4* pointer) { return *pointer; }

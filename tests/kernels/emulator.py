@@ -1,4 +1,4 @@
-"""The GPU kernels on a CPU: compiled as C++ with `emulator.h` in the place of the machine, and launched the same way."""
+"""The GPU kernels on a CPU: compiled as C++ with `emulator.h` in place of `device.cuh`, and launched the same way."""
 
 import ctypes
 import hashlib
@@ -15,10 +15,16 @@ from typing import Any
 import pytest
 import torch
 
-from mistrnn.kernels import _run, _variant, choices, cuda, ops, outer, wide
-from mistrnn.kernels._outer import OuterVariant
-from mistrnn.kernels._variant import Launch, Problem, Variant
-from mistrnn.kernels._wide import WideVariant
+from mistrnn.kernels import dispatch as ops
+from mistrnn.kernels.cuda import backend as cuda
+from mistrnn.kernels.cuda import heuristics, launch
+from mistrnn.kernels.cuda.persistent.variant import Launch, Variant
+from mistrnn.kernels.cuda.problem import Problem
+from mistrnn.kernels.cuda.program import ROOT
+from mistrnn.kernels.cuda.stepwise import launch as stepwise
+from mistrnn.kernels.cuda.stepwise.variant import StepwiseVariant
+from mistrnn.kernels.cuda.wgrad import launch as wgrad
+from mistrnn.kernels.cuda.wgrad.variant import WgradVariant
 
 on_linux = pytest.mark.skipif(
     platform.system() != "Linux" or platform.machine() not in ("x86_64", "aarch64"),
@@ -26,102 +32,119 @@ on_linux = pytest.mark.skipif(
 )
 
 MAIN = """
-static Arguments given;
-extern "C" int emulate(const Arguments* args, int is_run, int x, int y, int z, int threads, int cluster, long shared) {
-  static_assert(sizeof(Arguments) == ARGUMENTS_SIZE, "Python and C++ agree");
-  given = *args;
-  emulator::grid_size = {(unsigned)x, (unsigned)y, (unsigned)z};
+static {arguments} given;
+extern "C" int emulate(const {arguments}* arguments, int entry, int x, int y, int z, int threads, int cluster, long shared) {{
+  static void (*entries[])() = {{{entries}}};
+  given = *arguments;
+  emulator::grid_size = {{(unsigned)x, (unsigned)y, (unsigned)z}};
   for (int c = 0; c < z; c++)
     for (int b = 0; b < y; b++)
       for (int a = 0; a < x; a += cluster)
-        emulator::run(is_run ? +[]() { run(given); } : +[]() { pack(given); }, cluster, threads, shared,
-                      {(unsigned)a, (unsigned)b, (unsigned)c});
+        emulator::run(entries[entry], cluster, threads, shared, {{(unsigned)a, (unsigned)b, (unsigned)c}});
   return 0;
-}
+}}
 """
 
 
-OUTER_MAIN = MAIN.replace("is_run ? +[]() { run(given); } : +[]() { pack(given); }", "+[]() { outer(given); }")
+def mirror_assertions(structure: type[ctypes.Structure]) -> str:
+    """Return C++ assertions that a CUDA struct has the fields of its ctypes mirror, each with the same offset and size."""
+    name = structure.__name__
+    lines = [f'static_assert(sizeof({name}) == {ctypes.sizeof(structure)}, "{name}");']
+    for field, kind, *_ in structure._fields_:
+        found = getattr(structure, field)
+        if isinstance(kind, type) and issubclass(kind, ctypes.Structure):
+            lines.append(mirror_assertions(kind))
+        same = f"offsetof({name}, {field}) == {found.offset} && sizeof({name}::{field}) == {found.size}"
+        lines.append(f'static_assert({same}, "{name}.{field}");')
+    return "\n".join(lines)
 
 
-class EmulatedOuterKernel:
-    """As `_nvrtc.OuterKernel`."""
+class _Emulated:
+    """The kernels of a program, compiled for the CPU."""
 
-    def __init__(self, variant: OuterVariant) -> None:
+    def __init__(self, source: str, structure: type[ctypes.Structure], names: list[str]) -> None:
+        entries = ", ".join(f"+[]() {{ {name}(given); }}" for name in names)
+        main = MAIN.format(arguments=structure.__name__, entries=entries)
+        self._names = names
+        self._emulate = _compiled(f"#include <stddef.h>\n{source}{mirror_assertions(structure)}\n{main}").emulate
+
+    def _launch(
+        self, name: str, arguments: ctypes.Structure, grid: Any, threads: int, cluster: int = 1, shared: int = 0
+    ) -> None:
+        entry = self._names.index(name)
+        self._emulate(ctypes.byref(arguments), entry, *grid, threads, cluster, ctypes.c_long(shared))
+
+
+class EmulatedWgradKernel(_Emulated):
+    """As `jit.WgradKernel`."""
+
+    def __init__(self, variant: WgradVariant) -> None:
         self.variant = variant
-        size = ctypes.sizeof(outer.OuterArguments)
-        self._emulate = _compiled(f"#define ARGUMENTS_SIZE {size}\n{variant.source}{OUTER_MAIN}").emulate
+        super().__init__(variant.source, wgrad.WgradArguments, ["wgrad"])
 
     def run(self, arguments: ctypes.Structure, grid: tuple[int, int, int], stream: int) -> None:
-        shared = ctypes.c_long(self.variant.shared_memory)
-        self._emulate(ctypes.byref(arguments), 1, *grid, self.variant.threads, 1, shared)
+        self._launch("wgrad", arguments, grid, self.variant.threads, shared=self.variant.shared_memory)
 
 
-class EmulatedKernels:
-    """As `_nvrtc.Kernels`."""
+class EmulatedKernels(_Emulated):
+    """As `jit.Kernels`."""
 
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
-        self._emulate = _compiled(
-            f"#define ARGUMENTS_SIZE {ctypes.sizeof(_run.Arguments)}\n{variant.source}{MAIN}"
-        ).emulate
+        super().__init__(variant.source, launch.Arguments, ["pack", "run"])
 
     def pack(self, arguments: ctypes.Structure, trials: int, stream: int) -> None:
-        blocks = -(-self.variant.tiles // 8)
-        self._run(arguments, 0, (blocks, self.variant.launch.cluster, trials), 256, 1, 0)
+        self._launch("pack", arguments, (-(-self.variant.tiles // 8), self.variant.launch.cluster, trials), 256)
 
     def run(self, arguments: ctypes.Structure, trials: int, batch: int, stream: int) -> None:
-        launch = self.variant.launch
-        grid = (self.variant.blocks(batch) * launch.cluster, trials, 1)
-        self._run(arguments, 1, grid, self.variant.threads, launch.cluster, self.variant.shared_memory)
-
-    def _run(self, arguments: Any, is_run: int, grid: Any, threads: int, cluster: int, shared: int) -> None:
-        self._emulate(ctypes.byref(arguments), is_run, *grid, threads, cluster, ctypes.c_long(shared))
+        variant, cluster = self.variant, self.variant.launch.cluster
+        grid = (variant.blocks(batch) * cluster, trials, 1)
+        self._launch("run", arguments, grid, variant.threads, cluster, variant.shared_memory)
 
 
-WIDE_MAIN = MAIN.replace("static Arguments given", "static Call given").replace(
-    "const Arguments* args", "const Call* args"
-)
+class EmulatedStepwiseKernels(_Emulated):
+    """As `jit.StepwiseKernels`."""
 
-
-class EmulatedWideKernels:
-    """As `_nvrtc.WideKernels`."""
-
-    def __init__(self, variant: WideVariant) -> None:
+    def __init__(self, variant: StepwiseVariant) -> None:
         self.variant = variant
         phases = range(variant.problem.phases)
-        names = ["pack", *(f"{kind}_{n}" for n in phases for kind in ("multiply", "phase"))]
+        names = ["pack", *(f"{kind}_{n}" for n in phases for kind in ("gemm", "pointwise"))]
         names += [] if variant.problem.backward else ["begin"]
-        listed = ", ".join(f"+[]() {{ {name}(given); }}" for name in names)
-        main = (
-            WIDE_MAIN.replace("is_run ? +[]() { run(given); } : +[]() { pack(given); }", "all[is_run]")
-            .replace("  given = *args;", f"  static void (*all[])() = {{{listed}}};\n  given = *args;")
-            .replace("sizeof(Arguments)", "sizeof(Call)")
-        )
-        self._names = names
-        self._emulate = _compiled(f"#define ARGUMENTS_SIZE {ctypes.sizeof(wide.Call)}\n{variant.source}{main}").emulate
+        super().__init__(variant.source, stepwise.StepArguments, names)
 
-    def pack(self, call: ctypes.Structure, trials: int, stream: int) -> None:
-        self._run("pack", call, (-(-self.variant.packed_tiles // 8), trials, 1), 256, 0)
+    def pack(self, arguments: ctypes.Structure, trials: int, stream: int) -> None:
+        self._launch("pack", arguments, (-(-self.variant.packed_tiles // 8), trials, 1), 256)
 
-    def begin(self, call: ctypes.Structure, trials: int, batch: int, stream: int) -> None:
-        self._run("begin", call, (self.variant.blocks(batch), trials, 1), self.variant.step_threads, 0)
+    def begin(self, arguments: ctypes.Structure, trials: int, batch: int, stream: int) -> None:
+        self._launch("begin", arguments, (self.variant.blocks(batch), trials, 1), self.variant.pointwise_threads)
 
-    def multiply(self, product: int, call: ctypes.Structure, trials: int, batch: int, stream: int) -> None:
-        grid = self.variant.product_grid(product, trials, batch)
-        self._run(f"multiply_{product}", call, grid, self.variant.threads, self.variant.shared_memory)
+    def gemm(self, n: int, arguments: ctypes.Structure, trials: int, batch: int, stream: int) -> None:
+        grid = self.variant.gemm_grid(n, trials, batch)
+        self._launch(f"gemm_{n}", arguments, grid, self.variant.threads, shared=self.variant.shared_memory)
 
-    def phase(self, phase: int, call: ctypes.Structure, trials: int, batch: int, stream: int) -> None:
-        grid = (self.variant.blocks(batch), trials, 1)
-        self._run(f"phase_{phase}", call, grid, self.variant.step_threads, self.variant.step_memory)
+    def pointwise(self, n: int, arguments: ctypes.Structure, trials: int, batch: int, stream: int) -> None:
+        grid, shared = (self.variant.blocks(batch), trials, 1), self.variant.pointwise_memory
+        self._launch(f"pointwise_{n}", arguments, grid, self.variant.pointwise_threads, shared=shared)
 
-    def _run(self, name: str, call: Any, grid: Any, threads: int, shared: int) -> None:
-        self._emulate(ctypes.byref(call), self._names.index(name), *grid, threads, 1, ctypes.c_long(shared))
+
+def _compiler(*options: str) -> list[str]:
+    target = f"{platform.machine()}-linux-gnu"
+    command = [sys.executable, "-m", "ziglang", "c++", "-target", target, "-DMISTRNN_EMULATED", "-std=c++17", "-w"]
+    return [*command, f"-I{ROOT}", f"-I{Path(__file__).parent}", *options]
+
+
+def check_mirror(source: str, structure: type[ctypes.Structure]) -> str:
+    """Return the compiler's errors about a program in which a CUDA struct is compared with its mirror."""
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "mirror.cpp"
+        path.write_text(f"#include <stddef.h>\n{source}{mirror_assertions(structure)}\n")
+        command = _compiler("-O0", "-c", str(path), "-o", f"{scratch}/mirror.o")
+        return subprocess.run(command, capture_output=True, text=True, check=False).stderr
 
 
 @cache
 def _compiled(source: str) -> ctypes.CDLL:
-    headers = "".join(path.read_text() for path in sorted(_variant.ROOT.rglob("*.cuh")))
+    headers = "".join(path.read_text() for path in sorted(ROOT.rglob("*.cuh")))
     own = (Path(__file__).parent / "emulator.h").read_text()
     name = hashlib.sha256((source + headers + own).encode()).hexdigest()[:24]
     folder = Path(tempfile.gettempdir()) / "mistrnn-emulated"
@@ -130,67 +153,47 @@ def _compiled(source: str) -> ctypes.CDLL:
         folder.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             (Path(scratch) / "kernel.cpp").write_text(source)
-            command = [
-                sys.executable,
-                "-m",
-                "ziglang",
-                "c++",
-                "-target",
-                f"{platform.machine()}-linux-gnu",
-                "-DMISTRNN_EMULATED",
-                "-std=c++17",
-                "-O1",
-                "-shared",
-                "-fPIC",
-                "-w",
-            ]
-            command += [
-                "-fno-sanitize=all",
-                f"-I{_variant.ROOT}",
-                f"-I{Path(__file__).parent}",
-                f"{scratch}/kernel.cpp",
-                "-o",
-                f"{scratch}/kernel.so",
-            ]
-            subprocess.run(command, check=True)
+            options = ("-O1", "-shared", "-fPIC", "-fno-sanitize=all")
+            files = (f"{scratch}/kernel.cpp", "-o", f"{scratch}/kernel.so")
+            subprocess.run(_compiler(*options, *files), check=True)
             os.replace(f"{scratch}/kernel.so", library)
     return ctypes.CDLL(str(library))
 
 
 def emulate(
-    patch: pytest.MonkeyPatch, parts: int | None = None, launch: Launch | None = None, capability: int = 90
+    patch: pytest.MonkeyPatch, splits: int | None = None, configuration: Launch | None = None, capability: int = 90
 ) -> None:
-    """Let the operators on CPU tensors run the GPU kernels; with `parts`, float32 products in so many."""
+    """Let the operators on CPU tensors run the GPU kernels; with `splits`, float32 operands are split into so many."""
 
-    def with_parts(function: Any) -> Any:
+    def with_splits(function: Any) -> Any:
         def run(cell: str, *arguments: Any) -> Any:
             position = next(k for k, value in enumerate(arguments) if type(value).__name__ == "Settings")
             settings = arguments[position]
             inputs = arguments[position - 1] if position == 1 else arguments[1]
-            chosen = 0 if parts is None or inputs["x"].dtype == torch.float64 else parts
+            chosen = 0 if splits is None or inputs["x"].dtype == torch.float64 else splits
             replaced = list(arguments)
-            replaced[position] = settings._replace(parts=chosen)
+            replaced[position] = settings._replace(splits=chosen)
             return function(cell, *replaced)
 
         return run
 
-    if launch:
-        # Backwards and in float64 a block always has eight sequences, whichever way the records came about.
-        other = replace(launch, rows=max(8, launch.rows))
+    if configuration:
+        # Backward and in float64 a block has at least eight sequences, whatever the forward run had.
+        other = replace(configuration, sequences=max(8, configuration.sequences))
 
         def chosen(problem: Problem, *_: Any) -> Variant:
-            return Variant(problem, other if problem.backward or not problem.parts else launch, capability)
+            return Variant(problem, other if problem.backward or not problem.splits else configuration, capability)
 
-        patch.setattr(_run, "choose", chosen)
-    patch.setattr(_run, "plans", {})  # choices are made anew
-    patch.setattr(_run, "load", cache(lambda variant, device: EmulatedKernels(variant)))
-    patch.setattr(outer, "load", cache(lambda variant, device: EmulatedOuterKernel(variant)))
-    patch.setattr(wide, "load", cache(lambda variant, device: EmulatedWideKernels(variant)))
-    for module in (_run, outer):
+        patch.setattr(launch, "choose", chosen)
+    patch.setattr(launch, "plans", {})  # repeat the choices
+    patch.setattr(launch, "load", cache(lambda variant, device: EmulatedKernels(variant)))
+    patch.setattr(wgrad, "load", cache(lambda variant, device: EmulatedWgradKernel(variant)))
+    patch.setattr(stepwise, "load", cache(lambda variant, device: EmulatedStepwiseKernels(variant)))
+    for module in (launch, wgrad):
         patch.setattr(module, "current_stream", lambda device: 0)
-    patch.setattr(choices, "capability_of", lambda device: capability)
-    for module in (cuda, outer):
+    patch.setattr(heuristics, "capability_of", lambda device: capability)
+    for module in (cuda, wgrad):
         patch.setattr(module, "capability_of", lambda device: capability)
-    patch.setattr(choices, "multiprocessors", lambda device: 3)
-    patch.setattr(ops.cpu, "forward", with_parts(partial(cuda.forward, device="cpu")))
-    patch.setattr(ops.cpu, "backward", with_parts(partial(cuda.backward, device="cpu")))
+    patch.setattr(heuristics, "multiprocessors", lambda device: 3)
+    patch.setattr(ops.cpu, "forward", with_splits(partial(cuda.forward, device="cpu")))
+    patch.setattr(ops.cpu, "backward", with_splits(partial(cuda.backward, device="cpu")))

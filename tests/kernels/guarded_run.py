@@ -2,7 +2,7 @@
 
     python -m tests.kernels.guarded_run LAYER CLUSTER
 
-A kernel that reads or writes beyond a tensor dies of it, so that this is a process of its own.
+An access beyond a tensor ends the process, so that this is a process of its own.
 """
 
 import ctypes
@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mistrnn.kernels._run import Run
-from mistrnn.kernels._variant import Launch
+from mistrnn.kernels.cuda.launch import KernelCall
+from mistrnn.kernels.cuda.persistent.variant import Launch
 from tests.kernels.emulator import emulate
 from tests.layers.cases import small
 
@@ -25,7 +25,7 @@ _regions: list[mmap.mmap] = []
 
 
 def guarded(size: int, dtype: torch.dtype) -> Tensor:
-    """An empty tensor of so many numbers, with a page behind it that nobody may touch."""
+    """Return an empty tensor that is followed by an inaccessible page."""
     taken = size * dtype.itemsize
     pages = -(-taken // PAGE) + 1
     region = mmap.mmap(-1, pages * PAGE)
@@ -37,33 +37,33 @@ def guarded(size: int, dtype: torch.dtype) -> Tensor:
 
 
 def main(name: str, cluster: int) -> None:
-    enter = Run.enter
+    pass_pointer = KernelCall.pass_pointer
     own: set[int] = set()
 
-    def new(run: Any, name: str, *shape: int) -> Tensor:
-        tensor = guarded(max(1, torch.Size(shape).numel()), run.plan.real)[: torch.Size(shape).numel()].view(shape)
+    def new(call: Any, name: str, *shape: int) -> Tensor:
+        tensor = guarded(max(1, torch.Size(shape).numel()), call.plan.real)[: torch.Size(shape).numel()].view(shape)
         own.add(tensor.data_ptr())
-        run.enter(name, tensor)
+        call.pass_pointer(name, tensor)
         return tensor
 
-    def guard(run: Any, name: str, tensor: Tensor) -> None:
+    def guard(call: Any, name: str, tensor: Tensor) -> None:
         if tensor.data_ptr() not in own and tensor.numel():
-            # All that the tensor may legally reach: from its first number to its last.
+            # The memory from the tensor's first number to its last.
             reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
             copy = guarded(reach, tensor.dtype).as_strided(tensor.shape, tensor.stride())
             tensor = copy.copy_(tensor) if 0 not in tensor.stride() else tensor
-        enter(run, name, tensor)
+        pass_pointer(call, name, tensor)
 
     with pytest.MonkeyPatch.context() as patch:
         emulate(patch, 2, Launch(cluster=cluster))
-        patch.setattr(Run, "new", new)
-        patch.setattr(Run, "enter", guard)
+        patch.setattr(KernelCall, "new", new)
+        patch.setattr(KernelCall, "pass_pointer", guard)
         layer = small(name, input_size=1, hidden_size=39, dtype=torch.float32)
-        layer.form = "fused"
+        layer.backend = "fused"
         x = torch.randn(7, 9, 1, requires_grad=True)
         reset = torch.rand(7, 9) < 0.2
-        for call in ({}, {"lengths": [7, 3, 0, 7, 5, 1, 2, 7, 4], "reset": reset}):
-            output, state = layer(x, **call)
+        for options in ({}, {"lengths": [7, 3, 0, 7, 5, 1, 2, 7, 4], "reset": reset}):
+            output, state = layer(x, **options)
             parts = state if isinstance(state, tuple) else (state,)
             loss = output.square().sum() + sum(part.sum() for part in parts if part.is_floating_point())
             loss.backward()

@@ -1,4 +1,4 @@
-"""Depthwise convolution, batch normalisation and gated unit: the fused forms against float64 by the tolerance rule.
+"""Depthwise convolution, batch normalisation and gated unit: the fused backends against float64 by the tolerance rule.
 
 The exact values come from loops over steps and frames that share nothing with the library.
 """
@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mistrnn.kernels import _library, blocks
-from mistrnn.kernels._library import INSTRUCTION_SETS, Library
+from mistrnn.kernels.cpu import blocks, library
+from mistrnn.kernels.cpu.library import INSTRUCTION_SETS, Library
 from tests.layers.cases import close, seeded
 from tests.tolerance import violations
 
@@ -109,8 +109,8 @@ def broken(name: str, op: Op | None = None, **sizes: Any) -> dict[str, tuple[flo
 
 
 def loaded() -> Library:
-    assert _library.library is not None, _library.problem
-    return _library.library
+    assert library.loaded is not None, library.problem
+    return library.loaded
 
 
 def test_library_is_here_and_serves_float32_and_float64() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jvp, vmap
 
-from mistrnn.kernels import blocks
+from mistrnn.kernels.cpu import blocks
 from tests.kernels.test_blocks import (
     COMPOSED,
     EPSILON,

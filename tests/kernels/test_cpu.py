@@ -1,4 +1,4 @@
-"""The fused CPU forms against the plain forms, by the tolerance rule: every layer, every option, odd sizes, every instruction
+"""The fused CPU backend against the reference, by the tolerance rule: every layer, every option, odd sizes, every instruction
 set, any number of threads."""
 
 import os
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from mistrnn.kernels import _library
-from mistrnn.kernels._library import INSTRUCTION_SETS, Library
+from mistrnn.kernels.cpu import library
+from mistrnn.kernels.cpu.library import INSTRUCTION_SETS, Library
 from mistrnn.layers import LAYERS, MIST, RNN, RecurrentLayer
 from tests.layers.cases import (
     REGULARISERS,
@@ -31,13 +31,13 @@ from tests.tolerance import violations
 
 
 def loaded() -> Library:
-    assert _library.library is not None, _library.problem
-    return _library.library
+    assert library.loaded is not None, library.problem
+    return library.loaded
 
 
 def measure(
     layer: RecurrentLayer,
-    form: Any,
+    backend: Any,
     dtype: torch.dtype,
     steps: int,
     batch: int,
@@ -45,12 +45,12 @@ def measure(
     probed: bool = True,
     **call: Any,
 ) -> dict[str, Tensor]:
-    """Outputs, states and all gradients of a layer in a form and a dtype, from the same numbers and masks.
+    """Outputs, states and all gradients of a layer on a backend and in a dtype, from the same numbers and masks.
 
     Probed, among the gradients are those with respect to all states.
     """
     layer = layer.to(dtype)
-    layer.form = form
+    layer.backend = backend
     layer.zero_grad()
     with seeded(5):
         input = torch.randn(steps, batch, layer.input_size, dtype=torch.float64).to(dtype).requires_grad_()
@@ -76,9 +76,9 @@ def measure(
 
 
 def broken(layer: RecurrentLayer, steps: int, batch: int, **options: Any) -> dict[str, tuple[float, float]]:
-    """What the tolerance rule says about the fused form in float32."""
-    forms = (("fused", torch.float32), ("plain", torch.float32), ("plain", torch.float64))
-    return violations(*(measure(layer, form, dtype, steps, batch, **options) for form, dtype in forms))
+    """What the tolerance rule says about the fused backend in float32."""
+    backends = (("fused", torch.float32), ("reference", torch.float32), ("reference", torch.float64))
+    return violations(*(measure(layer, backend, dtype, steps, batch, **options) for backend, dtype in backends))
 
 
 def tame(layer: RecurrentLayer) -> RecurrentLayer:
@@ -101,10 +101,10 @@ def sized(name: str, hidden: int, input_size: int = 2, **options: Any) -> Recurr
 @every_fused_layer
 def test_auto_takes_the_fused_form_here(name: str) -> None:
     layer = LAYERS[name](1, 8)
-    assert layer.form == "auto"
-    assert layer._takes_fused(layer.weight_hh_l0)
-    layer.form = "plain"
-    assert not layer._takes_fused(layer.weight_hh_l0)
+    assert layer.backend == "auto"
+    assert layer.takes_fused(layer.weight_hh_l0)
+    layer.backend = "reference"
+    assert not layer.takes_fused(layer.weight_hh_l0)
 
 
 @every_fused_layer
@@ -168,7 +168,7 @@ def threads() -> Iterator[None]:
 def test_any_number_of_threads(name: str, own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if own:
         monkeypatch.setattr(loaded(), "_team", None)
-    monkeypatch.setattr("mistrnn.kernels.cpu.WORTH_A_THREAD", 1)
+    monkeypatch.setattr("mistrnn.kernels.cpu.backend.WORTH_A_THREAD", 1)
     layer = sized(name, 24)
     for count in (2, 3, 7):
         torch.set_num_threads(count)
@@ -184,7 +184,7 @@ def test_threads_that_share_the_weights(name: str, own: bool, monkeypatch: pytes
     if own:
         monkeypatch.setattr(loaded(), "_team", None)
     monkeypatch.setattr(loaded(), "together", 1)
-    monkeypatch.setattr("mistrnn.kernels.cpu.WORTH_A_THREAD", 1)
+    monkeypatch.setattr("mistrnn.kernels.cpu.backend.WORTH_A_THREAD", 1)
     with seeded(2):
         layer = tame(small(name, hidden_size=54, num_layers=2, bidirectional=True, **REGULARISERS["all"]))
         reset = torch.rand(6, 5) < 0.15
@@ -202,10 +202,10 @@ def test_threads_that_share_the_weights(name: str, own: bool, monkeypatch: pytes
 def test_threads_that_share_the_weights_of_one_trial_after_the_other(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mistrnn.kernels.cpu.WORTH_A_THREAD", 1)
+    monkeypatch.setattr("mistrnn.kernels.cpu.backend.WORTH_A_THREAD", 1)
     torch.set_num_threads(2)
     layer, parameters = stacked(name, 3)
-    layer.form = "fused"
+    layer.backend = "fused"
     input = torch.randn(5, 4, 3, dtype=torch.float64)
 
     def loss(values: dict[str, Tensor]) -> Tensor:
@@ -231,12 +231,13 @@ def test_fewer_threads_than_asked_for_do_not_wait_for_the_others() -> None:
     code = """
 import torch
 from mistrnn import LSTM
-from mistrnn.kernels import _library, cpu
+from mistrnn.kernels.cpu import library
+from mistrnn.kernels.cpu import backend as cpu
 torch.set_num_threads(4)
-cpu.WORTH_A_THREAD, _library.library.together = 1, 1
+cpu.WORTH_A_THREAD, library.loaded.together = 1, 1
 layer, input = LSTM(2, 64), torch.randn(6, 5, 2)
 found = layer(input)[0]
-layer.form = "plain"
+layer.backend = "reference"
 torch.testing.assert_close(found, layer(input)[0])
 print("done")
 """
@@ -256,13 +257,17 @@ def test_every_value_is_written(name: str) -> None:
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(value.isfinite().all() for value in found.values())
-    close(tuple(found.values()), tuple(measure(layer, "plain", torch.float64, 7, 3, lengths=[0, 7, 3]).values()), 1e-10)
+    close(
+        tuple(found.values()),
+        tuple(measure(layer, "reference", torch.float64, 7, 3, lengths=[0, 7, 3]).values()),
+        1e-10,
+    )
 
 
 @every_fused_layer
 def test_padding_may_hold_anything(name: str) -> None:
     layer = small(name, bidirectional=True)
-    layer.form = "fused"
+    layer.backend = "fused"
     input = torch.randn(6, 2, 3, dtype=torch.float64)
     input[4:, 1] = float("nan")
     input.requires_grad_()
@@ -280,7 +285,9 @@ def test_steps_that_no_gradient_reaches_are_skipped_rightly(name: str) -> None:
     assert broken(layer, 16, 3, loss_at="middle") == {}
     with torch.no_grad():
         layer.weight_hh_l0.mul_(1e-3)  # the gradient vanishes within a few steps
-    fused, plain = (measure(layer, form, torch.float32, 60, 3, loss_at="middle") for form in ("fused", "plain"))
+    fused, plain = (
+        measure(layer, backend, torch.float32, 60, 3, loss_at="middle") for backend in ("fused", "reference")
+    )
     for key, value in fused.items():
         torch.testing.assert_close(value, plain[key], rtol=1e-4, atol=1e-6)
 
@@ -290,7 +297,7 @@ def test_steps_that_no_gradient_reaches_are_skipped_rightly(name: str) -> None:
 def test_subnormals_count_as_zero_on_every_thread_and_the_mode_is_put_back(
     flush: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mistrnn.kernels.cpu.WORTH_A_THREAD", 1)
+    monkeypatch.setattr("mistrnn.kernels.cpu.backend.WORTH_A_THREAD", 1)
     torch.set_num_threads(2)
     layer = RNN(1, 4)
     with torch.no_grad():
@@ -298,8 +305,8 @@ def test_subnormals_count_as_zero_on_every_thread_and_the_mode_is_put_back(
     small_number = torch.tensor(1e-39)
     input = torch.randn(140, 32, 1)
 
-    def subnormals(form: Any) -> int:
-        layer.form = form
+    def subnormals(backend: Any) -> int:
+        layer.backend = backend
         x = input.clone().requires_grad_()
         layer(x)[0][-1].sum().backward()
         assert x.grad is not None
@@ -311,7 +318,7 @@ def test_subnormals_count_as_zero_on_every_thread_and_the_mode_is_put_back(
         assert bool(small_number * 1 != 0) is not flush  # the caller's own mode
     finally:
         torch.set_flush_denormal(False)
-    assert subnormals("plain") > 100  # or there was nothing to flush
+    assert subnormals("reference") > 100  # or there was nothing to flush
 
 
 def stacked(name: str, count: int) -> tuple[RecurrentLayer, dict[str, Tensor]]:
@@ -361,7 +368,7 @@ def test_trials_are_an_axis_in_any_order_of_transformations(name: str) -> None:
 def test_gradients_that_arrive_in_any_layout(name: str) -> None:
     """`sum` sends one number to every element, a transposed loss sends strides of its own."""
     layer = small(name, hidden_size=6, batch_first=True)
-    layer.form = "fused"
+    layer.backend = "fused"
     input = torch.randn(3, 5, 3, dtype=torch.float64)
     results = []
     for loss in (
@@ -381,8 +388,8 @@ def test_second_derivatives_come_from_the_plain_form(name: str) -> None:
     layer = small(name, hidden_size=6)
     input = torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
     found = []
-    for form in ("fused", "plain"):
-        layer.form = form  # type: ignore[assignment]
+    for backend in ("fused", "reference"):
+        layer.backend = backend  # type: ignore[assignment]
         (first,) = torch.autograd.grad(layer(input)[0].sin().sum(), input, create_graph=True)
         found.append(torch.autograd.grad(first.square().sum(), [input, *layer.parameters()]))
     close(found[0], found[1], 1e-10)
@@ -400,7 +407,7 @@ def test_gradients_of_only_what_is_asked_for() -> None:
         parameter.requires_grad_(False)
     input.requires_grad_()
     (of_input,) = torch.autograd.grad(layer(input)[0].sum(), [input])
-    layer.form = "plain"
+    layer.backend = "reference"
     close(of_input, torch.autograd.grad(layer(input)[0].sum(), [input])[0])
 
 
@@ -410,8 +417,8 @@ def test_frozen_layers_pass_gradients_on(name: str, regulariser: str) -> None:
     layer = small(name, **REGULARISERS[regulariser]).requires_grad_(False).eval()
     input = torch.randn(6, 2, 3, dtype=torch.float64, requires_grad=True)
     found = []
-    for form in ("fused", "plain"):
-        layer.form = form  # type: ignore[assignment]
+    for backend in ("fused", "reference"):
+        layer.backend = backend  # type: ignore[assignment]
         found.append(torch.autograd.grad(layer(input)[0].square().sum(), [input])[0])
     close(found[0], found[1], 1e-10)
 
@@ -420,8 +427,8 @@ def test_frozen_layers_pass_gradients_on(name: str, regulariser: str) -> None:
 def test_nan_after_a_reset_stays_after_it_in_the_gradients_of_the_input(hidden: int) -> None:
     layer = small("mist", hidden_size=hidden, zoneout=0.3).eval()
     reset = torch.tensor([False, False, False, True, False, False]).unsqueeze(1)
-    for form in ("fused", "plain"):
-        layer.form = form  # type: ignore[assignment]
+    for backend in ("fused", "reference"):
+        layer.backend = backend  # type: ignore[assignment]
         input = torch.randn(6, 1, 3, dtype=torch.float64)
         input[4] = float("nan")
         input.requires_grad_()
@@ -437,7 +444,7 @@ def test_lengths_are_put_in_order_in_no_time() -> None:
     start = time.perf_counter()
     output, _ = layer(input, lengths=lengths)
     assert time.perf_counter() - start < 0.5
-    layer.form = "plain"
+    layer.backend = "reference"
     torch.testing.assert_close(output, layer(input, lengths=lengths)[0])
 
 

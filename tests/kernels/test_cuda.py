@@ -1,4 +1,4 @@
-"""The fused GPU forms on a GPU: the tolerance rule at every precision and odd sizes, operators, graphs, sweeps, refusals."""
+"""The fused GPU backend on a GPU: the tolerance rule at every precision and odd sizes, operators, graphs, sweeps, refusals."""
 
 import threading
 from pathlib import Path
@@ -9,19 +9,23 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from mistrnn.kernels import _nvrtc, _run, choices, cuda, ops, outer
-from mistrnn.kernels._wide import CELLS as WIDE_CELLS
+from mistrnn.kernels import dispatch as ops
+from mistrnn.kernels.cell import cells
 from mistrnn.kernels.contract import INPUTS, Settings
-from mistrnn.layers import LAYERS, LSTM, MIST, RNN, RecurrentLayer, _layer
+from mistrnn.kernels.cuda import backend as cuda
+from mistrnn.kernels.cuda import heuristics, jit, launch
+from mistrnn.kernels.cuda.wgrad import launch as wgrad
+from mistrnn.layers import LAYERS, LSTM, MIST, RNN, RecurrentLayer, backends
 from mistrnn.training.capture import Captured
 from mistrnn.training.group import Group
 from mistrnn.training.study import Study
 from mistrnn.training.sweep import run_study, study_task
 from tests.kernels.test_cpu import sized
-from tests.layers.cases import REGULARISERS, as_tuple, every_fused_layer, probing, random_state, seeded, small
+from tests.layers.cases import REGULARISERS, as_tuple, every_cuda_layer, probing, random_state, seeded, small
 from tests.tolerance import relative_error, violations
 
 pytestmark = pytest.mark.gpu
+STEPWISE_CELLS = [cell.name for cell in cells() if cell.stepwise]
 
 
 @pytest.fixture(autouse=True)
@@ -39,11 +43,11 @@ def poison() -> None:
 
 
 def measure(
-    layer: RecurrentLayer, form: Any, dtype: torch.dtype, steps: int, batch: int, probed: bool = False, **call: Any
+    layer: RecurrentLayer, backend: Any, dtype: torch.dtype, steps: int, batch: int, probed: bool = False, **call: Any
 ) -> dict[str, Tensor]:
     """Outputs, states and all gradients of a layer on the GPU, from the same numbers and masks."""
     layer = layer.to("cuda", dtype)
-    layer.form = form
+    layer.backend = backend
     layer.zero_grad()
     with seeded(5):
         state = as_tuple(random_state(layer.double().cpu(), batch))
@@ -70,15 +74,15 @@ def measure(
 
 
 def broken(layer: RecurrentLayer, steps: int, batch: int, **call: Any) -> dict[str, tuple[float, float]]:
-    """What the tolerance rule says about the fused form in float32, at the precision that is set."""
-    forms = (("fused", torch.float32), ("plain", torch.float32), ("plain", torch.float64))
-    return violations(*(measure(layer, form, dtype, steps, batch, **call) for form, dtype in forms))
+    """What the tolerance rule says about the fused backend in float32, at the precision that is set."""
+    backends = (("fused", torch.float32), ("reference", torch.float32), ("reference", torch.float64))
+    return violations(*(measure(layer, backend, dtype, steps, batch, **call) for backend, dtype in backends))
 
 
 SIZES = [(1, 1, 1), (7, 3, 2), (100, 1, 129), (139, 100, 40), (198, 3, 129), (256, 3, 30), (512, 3, 20), (1000, 3, 5)]
 
 
-@every_fused_layer
+@every_cuda_layer
 @pytest.mark.parametrize("precision", ["highest", "high"])
 @pytest.mark.parametrize(("hidden", "batch", "steps"), SIZES)
 def test_odd_sizes(name: str, precision: str, hidden: int, batch: int, steps: int) -> None:
@@ -87,42 +91,44 @@ def test_odd_sizes(name: str, precision: str, hidden: int, batch: int, steps: in
     assert broken(sized(name, hidden, input_size=1 + hidden % 2, **options), steps, batch) == {}
 
 
-@every_fused_layer
+@every_cuda_layer
 @pytest.mark.parametrize("precision", ["highest", "high"])
 def test_few_sequences_in_one_block_keep_the_tolerance(
     name: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.set_float32_matmul_precision(precision)
-    monkeypatch.setattr(choices, "serves_one", lambda variant: False)  # else each has a block of its own
+    monkeypatch.setattr(
+        heuristics, "serves_single_sequences", lambda variant: False
+    )  # else each has a block of its own
     for hidden, batch, steps in ((7, 3, 2), (100, 1, 129), (256, 3, 30)):
         assert broken(sized(name, hidden, input_size=1 + hidden % 2), steps, batch) == {}
 
 
-@every_fused_layer
+@every_cuda_layer
 def test_few_inputs_are_multiplied_with_all_bits_at_high(name: str) -> None:
     torch.set_float32_matmul_precision("high")
     layer = sized(name, 40, input_size=13)
     torch.nn.init.zeros_(layer.weight_hh_l0)  # the kernel's own product has 16 bits
     found, exact = (
-        measure(layer, form, dtype, 1, 100)["output"]
-        for form, dtype in (("fused", torch.float32), ("plain", torch.float64))
+        measure(layer, backend, dtype, 1, 100)["output"]
+        for backend, dtype in (("fused", torch.float32), ("reference", torch.float64))
     )
     assert relative_error(found, exact) < 1e-6
 
 
-@pytest.mark.parametrize("name", WIDE_CELLS)
+@pytest.mark.parametrize("name", STEPWISE_CELLS)
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
 @pytest.mark.parametrize(("hidden", "batch", "steps"), [(128, 3, 2), (512, 100, 20), (256, 130, 9)])
 def test_large_layers_whose_trials_advance_together(
     name: str, precision: str, hidden: int, batch: int, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.set_float32_matmul_precision(precision)
-    monkeypatch.setattr(choices, "MANY", dict.fromkeys(WIDE_CELLS, (0, 1)))
-    monkeypatch.setattr(_run, "plans", {})
+    monkeypatch.setattr(heuristics, "prefers_stepwise", lambda *_: True)
+    monkeypatch.setattr(launch, "plans", {})
     assert broken(sized(name, hidden, input_size=1 + hidden % 3 // 2), steps, batch) == {}
 
 
-@pytest.mark.parametrize("name", WIDE_CELLS)
+@pytest.mark.parametrize("name", STEPWISE_CELLS)
 @pytest.mark.parametrize(("precision", "tolerance"), [("highest", 1e-5), ("high", 1e-4)])
 def test_many_trials_of_a_large_layer_are_those_of_blocks_that_keep_their_weights(
     name: str, precision: str, tolerance: float, monkeypatch: pytest.MonkeyPatch
@@ -136,9 +142,9 @@ def test_many_trials_of_a_large_layer_are_those_of_blocks_that_keep_their_weight
         return functional_call(layers[0], parameters, (x,))[0].square().mean()
 
     found = []
-    for least in (0, 0, 2**60):
-        monkeypatch.setattr(choices, "MANY", {name: (least, 0)})
-        monkeypatch.setattr(_run, "plans", {})
+    for together in (True, True, False):
+        monkeypatch.setattr(heuristics, "prefers_stepwise", lambda *_, together=together: together)
+        monkeypatch.setattr(launch, "plans", {})
         poison()
         found.append(vmap(grad(loss))(stacked, x))
     for key, value in found[0].items():
@@ -146,14 +152,14 @@ def test_many_trials_of_a_large_layer_are_those_of_blocks_that_keep_their_weight
         assert relative_error(value, found[2][key]) < tolerance
 
 
-@every_fused_layer
+@every_cuda_layer
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
 def test_784_steps(name: str, precision: str) -> None:
     torch.set_float32_matmul_precision(precision)
     assert broken(sized(name, 100, 1), 784, 3) == {}
 
 
-@every_fused_layer
+@every_cuda_layer
 @pytest.mark.parametrize("regulariser", ["plain", "all"])
 @pytest.mark.parametrize("training", [True, False])
 def test_options_lengths_resets_and_directions(name: str, regulariser: str, training: bool) -> None:
@@ -163,10 +169,10 @@ def test_options_lengths_resets_and_directions(name: str, regulariser: str, trai
     assert broken(layer, 15, 4, probed=True, lengths=[9, 15, 0, 12], reset=reset.cuda()) == {}
 
 
-@every_fused_layer
+@every_cuda_layer
 def test_float64(name: str) -> None:
     layer = sized(name, 30, 2)
-    fused, plain = (measure(layer, form, torch.float64, 20, 5, probed=True) for form in ("fused", "plain"))
+    fused, plain = (measure(layer, backend, torch.float64, 20, 5, probed=True) for backend in ("fused", "reference"))
     assert {
         key: relative_error(fused[key], plain[key]) for key in plain if relative_error(fused[key], plain[key]) > 1e-12
     } == {}
@@ -178,16 +184,16 @@ def test_many_and_long_delays(name: str) -> None:
     assert broken(sized(name, 20, 1, delays=list(range(1, 17))), 40, 2) == {}
 
 
-@every_fused_layer
+@every_cuda_layer
 def test_autocast_and_bfloat16(name: str) -> None:
     layer = sized(name, 40, 1).float().cuda()
     x = torch.randn(30, 4, 1, device="cuda")
-    layer.form = "plain"
+    layer.backend = "reference"
     exact = layer.double()(x.double())[0]
     layer.float()
     with torch.autocast("cuda", dtype=torch.bfloat16):
         plain = layer(x)[0]
-        layer.form = "fused"
+        layer.backend = "fused"
         fused = layer(x)[0]
     assert fused.dtype == plain.dtype
     assert relative_error(fused, exact) <= 2 * relative_error(plain, exact) + 4 * torch.finfo(torch.bfloat16).eps
@@ -196,7 +202,7 @@ def test_autocast_and_bfloat16(name: str) -> None:
     assert relative_error(half, exact) < 0.03
 
 
-@every_fused_layer
+@every_cuda_layer
 def test_the_same_call_gives_the_same_bits_and_a_broken_trial_disturbs_nobody(name: str) -> None:
     torch.set_float32_matmul_precision("high")
     layers = [small(name, input_size=1, hidden_size=48, dtype=torch.float32).cuda() for _ in range(4)]
@@ -216,12 +222,12 @@ def test_the_same_call_gives_the_same_bits_and_a_broken_trial_disturbs_nobody(na
         assert value[2].isnan().any()
 
 
-@every_fused_layer
+@every_cuda_layer
 @pytest.mark.parametrize("everything", [False, True])
 def test_opcheck(name: str, everything: bool) -> None:
     options = {"layer_norm": True} if everything else {}
     layer = small(name, input_size=2, hidden_size=6, dtype=torch.float32, **options).cuda()
-    trials, steps, batch, memory = 2, 5, 3, layer._memory()
+    trials, steps, batch, memory = 2, 5, 3, layer.memory
     given: dict[str, Any] = dict.fromkeys(INPUTS)
     given |= {key.removesuffix("_l0"): torch.stack([p.detach()] * trials) for key, p in layer.named_parameters()}
     given["x"] = torch.randn(trials, steps, batch, 2, device="cuda")
@@ -236,12 +242,12 @@ def test_opcheck(name: str, everything: bool) -> None:
     for key in ops.DIFFERENTIABLE:
         if given[key] is not None:
             given[key].requires_grad_()
-    settings = Settings(list(layer._delays()), 0.0, reverse=everything, save=True, parts=3)
+    settings = Settings(list(layer.lags), 0.0, reverse=everything, save=True, splits=3)
     operator = getattr(torch.ops.mistrnn, name)
     torch.library.opcheck(operator.default, (*given.values(), *settings), test_utils=("test_schema", "test_faketensor"))
 
 
-@every_fused_layer
+@every_cuda_layer
 def test_torch_compile_takes_a_layer_whole_and_its_batch_of_any_size(name: str) -> None:
     torch.compiler.reset()  # all layers share one forward method, and torch limits how often it is compiled
     with seeded(0):
@@ -272,7 +278,7 @@ def test_a_training_step_is_one_graph() -> None:
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("layer", ["mist", "lstm", "rnn", "clockwork", "narx", "gru"])
+@pytest.mark.parametrize("layer", [cell.name for cell in cells()])
 @pytest.mark.parametrize("precision", ["high", "fp32"])
 def test_a_sweep_on_the_gpu_equals_the_same_sweep_on_the_cpu_after_20_steps(layer: str, precision: str) -> None:
     def study(precision: str) -> Study:
@@ -310,20 +316,20 @@ def test_a_sweep_takes_the_fused_form_and_records_its_precision(tmp_path: Path) 
 def test_what_no_kernel_serves_is_refused_by_name_and_told_once_otherwise(
     layer: Any, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_layer, "_told", set())
+    monkeypatch.setattr(backends, "_warned", set())
     made, x = layer(), torch.randn(2, 2, 1, device="cuda")
-    with pytest.warns(UserWarning, match=f"runs in its plain form, which is slower: .*{reason}"):
+    with pytest.warns(UserWarning, match=f"runs in its reference backend, which is slower: .*{reason}"):
         made(x)
     made(x)
-    made.form = "fused"
+    made.backend = "fused"
     with pytest.raises(RuntimeError, match=reason):
         made(x)
 
 
 def test_an_old_gpu_and_missing_bindings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = LSTM(1, 4, device="cuda"), torch.randn(2, 2, 1, device="cuda")
-    layer.form = "fused"
-    monkeypatch.setattr(cuda, "_problem", lambda capability: "it needs the package cuda-bindings")
+    layer.backend = "fused"
+    monkeypatch.setattr(cuda, "_obstacle", lambda capability: "it needs the package cuda-bindings")
     with pytest.raises(RuntimeError, match="cuda-bindings"):
         layer(x)
     monkeypatch.setattr(cuda, "capability_of", lambda device: 75)
@@ -356,11 +362,11 @@ def test_kernels_are_ready_in_seconds(tmp_path: Path, monkeypatch: pytest.Monkey
     layer, x = MIST(1, 139, device="cuda"), torch.randn(10, 100, 1, device="cuda")
     times = []
     for _ in range(2):
-        _run.plans.clear(), _run.load.cache_clear(), outer.load.cache_clear()
+        launch.plans.clear(), launch.load.cache_clear(), wgrad.load.cache_clear()
         began = time.perf_counter()
         layer(x)[0].sum().backward()
         torch.cuda.synchronize()
         times.append(time.perf_counter() - began)
     assert times[0] < 10
     assert times[1] < 0.5
-    assert _nvrtc.problem(choices.capability_of(torch.device("cuda", 0))) is None
+    assert jit.obstacle(heuristics.capability_of(torch.device("cuda", 0))) is None

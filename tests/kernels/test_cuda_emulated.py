@@ -1,7 +1,6 @@
-"""The GPU kernels' own source, run on a CPU by the emulator: every layer, every option, parts and clusters, odd sizes.
+"""The GPU kernels' own source, run on a CPU by the emulator: every layer, every option, splits and clusters, odd sizes.
 
-What only a GPU can show (speed, the machine's own arithmetic) is in test_cuda.py; what the kernels compute is shown here, on
-any machine. All memory that the kernels are to write is poisoned first, and so is shared memory.
+Speed and hardware arithmetic are tested in test_cuda.py, on a GPU. Output tensors and shared memory are poisoned first.
 """
 
 import subprocess
@@ -15,49 +14,52 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from mistrnn.kernels import _run, cuda
-from mistrnn.kernels._variant import Launch
-from mistrnn.kernels.contract import CELLS, INPUTS, Settings
+from mistrnn.kernels.cell import cells, is_registered
+from mistrnn.kernels.contract import INPUTS, Settings
+from mistrnn.kernels.cuda import backend as cuda
+from mistrnn.kernels.cuda import launch
+from mistrnn.kernels.cuda.persistent.variant import Launch
+from mistrnn.kernels.cuda.program import ROOT
 from mistrnn.layers import LAYERS, MIST, RecurrentLayer
 from tests.kernels.emulator import emulate, on_linux
 from tests.kernels.test_cpu import measure, tame
-from tests.layers.cases import REGULARISERS, every_fused_layer, seeded, small
+from tests.layers.cases import REGULARISERS, every_cuda_layer, seeded, small
 from tests.tolerance import relative_error
 
 pytestmark = on_linux
 
 ROUNDINGS = {0: 1e-12, 1: 3e-2, 2: 3e-5, 3: 2e-6}
-"""How far from float64 a run of these sizes may be, by parts (0: float64 itself)."""
+"""Largest relative error against float64 at these sizes, by splits (0: float64 itself)."""
 
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    new = _run.Run.new
+    new = launch.KernelCall.new
 
-    def poison(run: Any, *arguments: Any) -> Tensor:
-        return new(run, *arguments).fill_(float("nan"))
+    def poison(call: Any, *arguments: Any) -> Tensor:
+        return new(call, *arguments).fill_(float("nan"))
 
-    monkeypatch.setattr(_run.Run, "new", poison)
+    monkeypatch.setattr(launch.KernelCall, "new", poison)
 
 
 def errors(
     layer: RecurrentLayer,
-    parts: int,
+    splits: int,
     steps: int,
     batch: int,
-    launch: Launch | None = None,
+    configuration: Launch | None = None,
     capability: int = 90,
     **call: Any,
 ) -> dict[str, float]:
-    """What is further from the plain form in float64 than the parts allow."""
-    call.setdefault("probed", parts != 2)  # kernels of both kinds
-    exact = measure(layer, "plain", torch.float64, steps, batch, **call)
+    """Return the tensors whose error against the reference in float64 is too large for the splits."""
+    call.setdefault("probed", splits != 2)  # with and without probes
+    exact = measure(layer, "reference", torch.float64, steps, batch, **call)
     with pytest.MonkeyPatch.context() as patch:
-        emulate(patch, parts or None, launch, capability)
-        found = measure(layer, "fused", torch.float32 if parts else torch.float64, steps, batch, **call)
+        emulate(patch, splits or None, configuration, capability)
+        found = measure(layer, "fused", torch.float32 if splits else torch.float64, steps, batch, **call)
     assert found.keys() == exact.keys()
     far = {name: relative_error(found[name], exact[name]) for name in exact}
-    return {name: error for name, error in far.items() if not error <= ROUNDINGS[parts]}
+    return {name: error for name, error in far.items() if not error <= ROUNDINGS[splits]}
 
 
 def sized(name: str, hidden: int, input_size: int = 1, **options: Any) -> RecurrentLayer:
@@ -65,15 +67,15 @@ def sized(name: str, hidden: int, input_size: int = 1, **options: Any) -> Recurr
         return tame(small(name, input_size=input_size, hidden_size=hidden, **options))
 
 
-@pytest.mark.parametrize(("name", "parts"), [("mist", 2), ("lstm", 3), ("clockwork", 0)])
-def test_a_sample_of_what_the_slow_tests_check(name: str, parts: int) -> None:
-    assert errors(sized(name, 21), parts, 6, 9, Launch(cluster=2)) == {}
+@pytest.mark.parametrize(("name", "splits"), [("mist", 2), ("lstm", 3), ("clockwork", 0)])
+def test_a_sample_of_the_slow_cases_equals_the_reference(name: str, splits: int) -> None:
+    assert errors(sized(name, 21), splits, 6, 9, Launch(cluster=2)) == {}
 
 
 @pytest.mark.slow
-@every_fused_layer
+@every_cuda_layer
 @pytest.mark.parametrize("training", [True, False])
-def test_options_lengths_resets_and_directions(name: str, training: bool) -> None:
+def test_options_lengths_resets_and_directions_equal_the_reference(name: str, training: bool) -> None:
     with seeded(2):
         layer = tame(small(name, hidden_size=18, num_layers=2, bidirectional=True, **REGULARISERS["all"]))
         reset = torch.rand(15, 4) < 0.15
@@ -82,116 +84,124 @@ def test_options_lengths_resets_and_directions(name: str, training: bool) -> Non
 
 
 @pytest.mark.slow
-@every_fused_layer
-def test_numbers_in_two_parts(name: str) -> None:
+@every_cuda_layer
+def test_two_splits_equal_the_reference(name: str) -> None:
     assert errors(sized(name, 39), 2, 9, 11) == {}
 
 
 @pytest.mark.slow
-def test_one_part() -> None:
+def test_one_split_equals_the_reference() -> None:
     assert errors(sized("mist", 20), 1, 6, 3) == {}
 
 
 @pytest.mark.slow
-@every_fused_layer
-def test_blocks_that_share_the_units(name: str) -> None:
+@every_cuda_layer
+def test_a_cluster_of_two_equals_the_reference(name: str) -> None:
     assert errors(sized(name, 51), 2, 7, 9, Launch(cluster=2)) == {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "launch"),
+    ("name", "configuration"),
     [
-        ("mist", Launch(ranges=2, cluster=2)),
+        ("mist", Launch(split_k=2, cluster=2)),
         ("mist", Launch(cluster=3)),
         ("lstm", Launch(cluster=3)),
-        ("lstm", Launch(ranges=3)),
-        ("narx", Launch(ranges=2)),
-        ("mist", Launch(stack=2)),
-        ("rnn", Launch(stack=3)),
-        ("mist", Launch(rows=16)),
-        ("gru", Launch(rows=16, stack=2)),
-        ("clockwork", Launch(spare=250)),
+        ("lstm", Launch(split_k=3)),
+        ("narx", Launch(split_k=2)),
+        ("mist", Launch(unit_tiles=2)),
+        ("rnn", Launch(unit_tiles=3)),
+        ("mist", Launch(sequences=16)),
+        ("gru", Launch(sequences=16, unit_tiles=2)),
+        ("clockwork", Launch(spare_registers=250)),
     ],
 )
-def test_every_way_to_share_the_work(name: str, launch: Launch) -> None:
-    assert errors(sized(name, 51), 2, 6, 19, launch) == {}
+def test_every_launch_configuration_equals_the_reference(name: str, configuration: Launch) -> None:
+    assert errors(sized(name, 51), 2, 6, 19, configuration) == {}
 
 
 @pytest.mark.parametrize("name", ["mist", "lstm"])
-def test_a_sequence_alone_sample_of_what_the_slow_tests_check(name: str) -> None:
-    assert errors(sized(name, 21), 3, 6, 2, Launch(rows=1, cluster=2)) == {}
+def test_single_sequence_sample_of_the_slow_cases_equals_the_reference(name: str) -> None:
+    assert errors(sized(name, 21), 3, 6, 2, Launch(sequences=1, cluster=2)) == {}
 
 
 @pytest.mark.slow
-@every_fused_layer
+@every_cuda_layer
 @pytest.mark.parametrize(
-    "launch", [Launch(rows=1), Launch(rows=1, cluster=3), Launch(rows=1, ranges=2), Launch(rows=1, spare=250)]
+    "configuration",
+    [
+        Launch(sequences=1),
+        Launch(sequences=1, cluster=3),
+        Launch(sequences=1, split_k=2),
+        Launch(sequences=1, spare_registers=250),
+    ],
 )
-def test_a_sequence_alone_equals_plain_and_leaves_records_for_the_run_backwards(name: str, launch: Launch) -> None:
-    assert errors(sized(name, 51), 3, 7, 9, launch) == {}
+def test_single_sequence_equals_the_reference_in_both_directions(name: str, configuration: Launch) -> None:
+    assert errors(sized(name, 51), 3, 7, 9, configuration) == {}
 
 
 @pytest.mark.slow
-@every_fused_layer
+@every_cuda_layer
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("cluster", [1, 2])
-def test_a_sequence_alone_with_options_lengths_and_resets_equals_plain(name: str, training: bool, cluster: int) -> None:
+def test_single_sequence_with_options_lengths_and_resets_equals_the_reference(
+    name: str, training: bool, cluster: int
+) -> None:
     with seeded(2):
         layer = tame(small(name, hidden_size=18, num_layers=2, bidirectional=True, **REGULARISERS["all"]))
         reset = torch.rand(15, 4) < 0.15
     layer.train(training)
-    launch = Launch(rows=1, cluster=cluster)
-    assert errors(layer, 3, 15, 4, launch, lengths=[9, 15, 0, 12], reset=reset) == {}
+    configuration = Launch(sequences=1, cluster=cluster)
+    assert errors(layer, 3, 15, 4, configuration, lengths=[9, 15, 0, 12], reset=reset) == {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mist", "narx"])
-def test_a_sequence_alone_with_as_many_delays_as_can_be_equals_plain(name: str) -> None:
-    assert errors(sized(name, 5, delays=list(range(1, 17))), 3, 20, 2, Launch(rows=1)) == {}
+def test_single_sequence_with_the_most_delays_equals_the_reference(name: str) -> None:
+    assert errors(sized(name, 5, delays=list(range(1, 17))), 3, 20, 2, Launch(sequences=1)) == {}
 
 
 @pytest.mark.slow
-@every_fused_layer
-def test_layer_norm_over_a_cluster(name: str) -> None:
+@every_cuda_layer
+def test_layer_norm_over_a_cluster_equals_the_reference(name: str) -> None:
     assert errors(sized(name, 36, layer_norm=True), 0, 5, 3, Launch(cluster=2), lengths=[5, 2, 4]) == {}
 
 
 @pytest.mark.slow
-@every_fused_layer
-def test_odd_sizes_in_three_parts(name: str) -> None:
+@every_cuda_layer
+def test_odd_sizes_with_three_splits_equal_the_reference(name: str) -> None:
     hidden = 21 if name == "clockwork" else 7
     assert errors(sized(name, hidden, input_size=2), 3, 2, 4) == {}
 
 
-def test_one_unit_one_sequence_one_step() -> None:
+def test_one_unit_one_sequence_one_step_equals_the_reference() -> None:
     assert errors(sized("mist", 1), 3, 1, 1) == {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mist", "narx"])
-def test_delays_longer_than_the_run_and_as_many_as_can_be(name: str) -> None:
+def test_delays_at_their_limits_equal_the_reference(name: str) -> None:
     assert errors(sized(name, 5, delays=[1, 40, 7]), 0, 6, 2) == {}
     assert errors(sized(name, 5, delays=list(range(1, 17))), 0, 20, 2) == {}
 
 
 @pytest.mark.slow
-def test_weights_that_do_not_fit_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mistrnn.kernels._variant.block_memory", lambda capability: 20_000)
-    monkeypatch.setattr("mistrnn.kernels._variant.MOST_REGISTERS", 90)
+def test_streamed_weights_equal_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mistrnn.kernels.cuda.persistent.variant.block_memory", lambda capability: 20_000)
+    monkeypatch.setattr("mistrnn.kernels.cuda.persistent.variant.MAX_REGISTERS", 90)
     assert errors(sized("lstm", 40), 2, 4, 3, Launch()) == {}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launch", [Launch(cluster=2), Launch(cluster=2, ranges=2)])
-def test_a_cluster_with_room_for_one_buffer(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mistrnn.kernels._variant.block_memory", lambda capability: 9_000)
-    monkeypatch.setattr("mistrnn.kernels._variant.MOST_REGISTERS", 90)
-    assert errors(sized("mist", 70), 2, 4, 3, launch) == {}
+@pytest.mark.parametrize("configuration", [Launch(cluster=2), Launch(cluster=2, split_k=2)])
+def test_a_cluster_with_one_buffer_equals_the_reference(configuration: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mistrnn.kernels.cuda.persistent.variant.block_memory", lambda capability: 9_000)
+    monkeypatch.setattr("mistrnn.kernels.cuda.persistent.variant.MAX_REGISTERS", 90)
+    assert errors(sized("mist", 70), 2, 4, 3, configuration) == {}
 
 
-def break_one_of_three_trials(name: str, hidden: int) -> None:
-    """Check that the others are what they are alone, and the same each time."""
+def check_that_a_diverged_trial_leaves_the_others(name: str, hidden: int) -> None:
+    """Check that the other trials keep their bits, and that they equal single runs."""
     layers = [small(name, input_size=1, hidden_size=hidden, dtype=torch.float32) for _ in range(3)]
     x = torch.randn(3, 5, 2, 1)
 
@@ -212,94 +222,94 @@ def break_one_of_three_trials(name: str, hidden: int) -> None:
 
 
 @pytest.mark.slow
-@every_fused_layer
-def test_trials_are_an_axis_and_a_broken_one_disturbs_nobody(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    emulate(monkeypatch, 2, Launch())  # else a few sequences alone would have blocks of their own, and other roundings
-    break_one_of_three_trials(name, 9)
+@every_cuda_layer
+def test_a_diverged_trial_leaves_the_bits_of_the_others(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch, 2, Launch())  # single-sequence blocks would round differently
+    check_that_a_diverged_trial_leaves_the_others(name, 9)
 
 
-def test_jacobians_are_trials_that_share_what_was_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jacobian_over_shared_saved_values_equals_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = small("rnn", input_size=1, hidden_size=5, dtype=torch.float32)
     x = torch.randn(4, 1, 1)
-    layer.form = "plain"
+    layer.backend = "reference"
     exact = torch.func.jacrev(lambda v: layer(v)[0])(x)
     emulate(monkeypatch, 3)
-    layer.form = "fused"
+    layer.backend = "fused"
     assert relative_error(torch.func.jacrev(lambda v: layer(v)[0])(x), exact) < 1e-5
 
 
-def test_a_run_backwards_takes_the_cluster_that_left_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backward_run_follows_the_layout_of_the_saved_values(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = small("rnn", input_size=1, hidden_size=70, dtype=torch.float32)
     x = torch.randn(2, 1, 1)
-    layer.form = "plain"
+    layer.backend = "reference"
     exact = torch.func.jacrev(lambda v: layer(v)[0][-1, 0, :4])(x)
     emulate(monkeypatch, 3)
-    layer.form = "fused"
-    chosen, choose = [], _run.choose
+    layer.backend = "fused"
+    chosen, choose = [], launch.choose
 
     def watch(*arguments: Any) -> Any:
         chosen.append(choose(*arguments))
         return chosen[-1]
 
-    monkeypatch.setattr(_run, "choose", watch)
+    monkeypatch.setattr(launch, "choose", watch)
     assert relative_error(torch.func.jacrev(lambda v: layer(v)[0][-1, 0, :4])(x), exact) < 1e-5
     assert [variant.launch.cluster for variant in chosen] == [2, 2]  # though four trials alone would get one block each
 
 
 @pytest.mark.parametrize("kind", ["transposed", "expanded"])
-def test_states_in_any_layout(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_in_any_memory_layout_equal_the_reference(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = small("rnn", input_size=1, hidden_size=5, dtype=torch.float32)
     start = torch.randn(5, 3).T if kind == "transposed" else torch.full((1, 1), 0.5).expand(3, 5)
     x, found = torch.randn(4, 3, 1), []
-    for form in ("plain", "fused"):
-        if form == "fused":
+    for backend in ("reference", "fused"):
+        if backend == "fused":
             emulate(monkeypatch, 3)
-        layer.form = form  # type: ignore[assignment]
+        layer.backend = backend  # type: ignore[assignment]
         loss = layer(x, start.unsqueeze(0))[0].square().sum()
         found.append(torch.autograd.grad(loss, layer.weight_hh_l0)[0])
     assert relative_error(found[1], found[0]) < 1e-5
 
 
-def test_clocks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clocks_of_any_size_equal_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = small("clockwork", input_size=1, hidden_size=6, dtype=torch.float64)
     x, h = torch.randn(5, 2, 1, dtype=torch.float64), torch.randn(1, 2, 6, dtype=torch.float64)
     state = (h, torch.tensor([[2**32 + 2, -1]]))
-    layer.form = "plain"
+    layer.backend = "reference"
     exact = layer(x, state)[0]
     emulate(monkeypatch)
-    layer.form = "fused"
+    layer.backend = "fused"
     assert relative_error(layer(x, state)[0], exact) < 1e-12
 
 
-def test_more_trials_than_a_launch_takes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_with_too_many_trials_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     emulate(monkeypatch, 2)
-    monkeypatch.setattr(_run, "MOST_TRIALS", 2)
+    monkeypatch.setattr(launch, "MAX_TRIALS", 2)
     layer = small("rnn", input_size=1, hidden_size=3, dtype=torch.float32)
     with pytest.raises(ValueError, match="rnn: expected at most 2 trials at once on a GPU, got 3"):
         vmap(lambda x: layer(x)[0])(torch.randn(3, 2, 1, 1))
 
 
-def test_more_steps_than_a_kernel_counts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_with_too_many_steps_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     emulate(monkeypatch, 2)
-    monkeypatch.setattr(_run, "MOST_ROWS", 5)
+    monkeypatch.setattr(launch, "MAX_ROWS", 5)
     layer = small("rnn", input_size=1, hidden_size=3, dtype=torch.float32)
     with pytest.raises(ValueError, match="rnn: expected at most 5 time steps times sequences on a GPU, got 3 x 2"):
         layer(torch.randn(3, 2, 1))
 
 
-def test_mixture_of_logits_as_low_as_float32_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_softmax_of_the_lowest_logits_equals_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = small("mist", input_size=1, hidden_size=3, dtype=torch.float32, delays=3)
     x = torch.randn(5, 2, 1)
     with torch.no_grad():
         layer.bias_l0[:3] = -1e35
-    layer.form = "plain"
+    layer.backend = "reference"
     exact = layer(x)[0]
     emulate(monkeypatch, 2)
-    layer.form = "fused"
+    layer.backend = "fused"
     assert relative_error(layer(x)[0], exact) < 1e-5
 
 
-def test_plans_for_the_same_shapes_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_of_the_same_shapes_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     emulate(monkeypatch, 2)
     layer = small("rnn", input_size=1, hidden_size=3, dtype=torch.float32)
 
@@ -307,24 +317,24 @@ def test_plans_for_the_same_shapes_are_made_once(monkeypatch: pytest.MonkeyPatch
         layer(torch.randn(*shape, 1))[0].sum().backward()
 
     train(2, 1)
-    first = dict(_run.plans)
+    first = dict(launch.plans)
     assert [plan.problem.backward for plan in first.values()] == [False, True]
     train(2, 1)
-    assert list(_run.plans.values()) == list(first.values())
+    assert list(launch.plans.values()) == list(first.values())
     train(3, 1)
-    assert len(_run.plans) == 4
+    assert len(launch.plans) == 4
 
 
-def test_plans_for_ever_new_lengths_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     emulate(monkeypatch, 2)
-    monkeypatch.setattr(_run, "MOST_PLANS", 2)
+    monkeypatch.setattr(launch, "MAX_PLANS", 2)
     layer = small("rnn", input_size=1, hidden_size=3, dtype=torch.float32)
     for steps in (1, 2, 3):
         layer(torch.randn(steps, 1, 1))
-        assert 1 <= len(_run.plans) <= 2
+        assert 1 <= len(launch.plans) <= 2
 
 
-def test_too_little_memory_is_told_with_the_trials_that_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_names_the_trials_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     emulate(monkeypatch, 2)
 
     def refuse(*_: Any) -> Tensor:
@@ -334,8 +344,8 @@ def test_too_little_memory_is_told_with_the_trials_that_would_fit(monkeypatch: p
     monkeypatch.setattr(Tensor, "new_empty", refuse)
     for name, value in {"memory_reserved": 0, "memory_allocated": 0, "mem_get_info": (4 * 1600, 0)}.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    # Each takes 2 steps of 2 * 3 states and 4 gradients, its records (2 steps of one warp with 4 numbers a thread) and a
-    # tile of weights in two parts: 1,104 + 1,024 bytes.
+    # Each takes 2 steps of 2 * 3 states and 4 gradients, its saved values (2 steps of one warp with 4 numbers a thread) and a
+    # tile of weights in two splits: 1,104 + 1,024 bytes.
     expected = (
         r"rnn: expected memory for 1 trials of 1 sequences of 2 steps with 3 units, .* about 3 would fit. \(nothing"
     )
@@ -343,39 +353,39 @@ def test_too_little_memory_is_told_with_the_trials_that_would_fit(monkeypatch: p
         layer(torch.randn(2, 1, 1))
 
 
-def test_backwards_what_the_run_forwards_has_left_counts_as_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_backward_counts_saved_values_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
     emulate(monkeypatch, 2)
     layer = small("rnn", input_size=1, hidden_size=3, dtype=torch.float32)
     output = layer(torch.randn(2, 1, 1))[0].sum()
     made: list[weakref.ref[Tensor]] = []
-    new = _run.Run.new
+    new = launch.KernelCall.new
 
-    def refuse_later(run: _run.Run, name: str, *shape: int) -> Tensor:
+    def refuse_later(call: launch.KernelCall, name: str, *shape: int) -> Tensor:
         if name == "sums":  # after dz
             raise torch.OutOfMemoryError("nothing is left")
-        tensor = new(run, name, *shape)
+        tensor = new(call, name, *shape)
         made.append(weakref.ref(tensor))
         return tensor
 
     def free(device: torch.device) -> tuple[int, int]:
-        assert [tensor() for tensor in made] == [None]  # what the run has made is given back before it is counted
+        assert [tensor() for tensor in made] == [None]  # the call's tensors are freed first
         return 2 * 2128, 0
 
-    monkeypatch.setattr(_run.Run, "new", refuse_later)
+    monkeypatch.setattr(launch.KernelCall, "new", refuse_later)
     monkeypatch.setattr(torch.cuda, "mem_get_info", free)
     for name in ("memory_reserved", "memory_allocated"):
         monkeypatch.setattr(torch.cuda, name, lambda device: 0)
-    # Free are 2,128 bytes for each of two trials, and the run forwards has left 24 bytes of states and 1,040 of records.
+    # Free are 2,128 bytes for each of two trials, and the forward run has left 24 bytes of states and 1,024 saved ones.
     with pytest.raises(torch.OutOfMemoryError, match=r"about 2 would fit. \(nothing"):
         output.backward()
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * 2128 - 1064, 0))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * 2128 - 1048, 0))
     with pytest.raises(torch.OutOfMemoryError, match=r"about 3 would fit. \(nothing"):
         layer(torch.randn(2, 1, 1))[0].sum().backward()
 
 
-def test_tensors_that_do_not_fit_after_a_plan_was_made_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_shape_after_a_cached_plan_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     emulate(monkeypatch, 2)
-    layer = small("rnn", input_size=1, hidden_size=3, dtype=torch.float32)
+    layer = small("rnn", input_size=1, hidden_size=3, single_bias=True, dtype=torch.float32)
     x = torch.randn(2, 1, 1)
     layer(x)
     wrong = {**dict(layer.named_parameters()), "bias_l0": torch.zeros(4)}
@@ -385,28 +395,29 @@ def test_tensors_that_do_not_fit_after_a_plan_was_made_are_refused(monkeypatch: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mist", "narx", "lstm"])
-def test_nothing_beyond_a_tensor_is_read_or_written(name: str) -> None:
+def test_a_guarded_run_stays_within_its_tensors(name: str) -> None:
     command = [sys.executable, "-m", "tests.kernels.guarded_run", name, "2"]
     found = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert found.returncode == 0, found.stderr
     assert found.stdout == "nothing was touched beyond any tensor\n"
 
 
-def test_half_precision_is_computed_wider(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_precision_is_computed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     emulate(monkeypatch, 1)
     layer = MIST(1, 9, delays=3)
     inputs = {"x": torch.randn(1, 5, 2, 1), "initial_h": torch.zeros(1, 4, 2, 9)}
     inputs |= {name.removesuffix("_l0"): value.detach().unsqueeze(0) for name, value in layer.named_parameters()}
     given = dict.fromkeys(INPUTS) | inputs
     half = {name: None if value is None else value.bfloat16() for name, value in given.items()}
-    settings = Settings([1, 2, 4], 0.0, reverse=False, save=True, parts=1)
+    settings = Settings([1, 2, 4], 0.0, reverse=False, save=True, splits=1)
     exact, found = (cuda.forward("mist", tensors, settings, device="cpu") for tensors in (given, half))
-    assert [value.dtype for value in found if value is not None] == [torch.bfloat16] * 2 + [torch.float32]
+    assert [value.dtype for value in found[:4] if value is not None] == [torch.bfloat16] * 2 + [torch.float32]
     assert relative_error(found[0], exact[0]) < 0.02
 
 
-def test_every_cell_has_a_kernel() -> None:
-    assert [name for name, kind in LAYERS.items() if kind.fused_name] == list(CELLS)
-    for name in CELLS:
-        assert LAYERS[name].fused_name == name
-        assert (cuda._nvrtc.headers.__globals__["ROOT"] / f"layers/{name}/cuda.cuh").exists()
+def test_every_declared_cell_has_its_sources() -> None:
+    assert {name for name, kind in LAYERS.items() if is_registered(kind.cell)} == {cell.name for cell in cells()}
+    for cell in cells():
+        assert LAYERS[cell.name].cell is cell
+        assert (ROOT / f"layers/{cell.name}/cuda.cuh").exists() == (cell.cuda is not None)
+        assert (ROOT / f"layers/{cell.name}/stepwise.cuh").exists() == (cell.stepwise is not None)

@@ -18,18 +18,19 @@ def operator_arguments(name: str, everything: bool) -> tuple[Any, ...]:
     """Arguments of an operator with two trials; with everything: layer norm, masks, lengths, resets, backwards in time."""
     layer = small(name, hidden_size=6, layer_norm=everything)
     trials, steps, batch = 2, 5, 3
-    memory = layer._memory()
+    memory = layer.memory
     tensors: dict[str, Tensor | None] = dict.fromkeys(INPUTS)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(trials, *shape, dtype=torch.float64, requires_grad=True)
 
-    tensors |= {short: draw(*value.shape) for short, value in layer._weights(0, 0).items()}
+    tensors |= {short: draw(*value.shape) for short, value in layer.cell_weights(0, 0).items()}
     tensors |= {"x": draw(steps, batch, 3), "initial_h": draw(memory, batch, 6)}
-    if name == "lstm":
+    has_c = "c" in layer.cell.state
+    if has_c:
         tensors["initial_c"] = draw(memory, batch, 6)
     if everything:
-        for probe in PROBES[: 2 if name == "lstm" else 1]:
+        for probe in PROBES[: len(layer.cell.state)]:
             tensors[probe] = torch.zeros(trials, steps, batch, 6, dtype=torch.float64, requires_grad=True)
     if name == "clockwork":
         tensors["clock"] = torch.randint(0, 5, (trials, batch))
@@ -37,9 +38,9 @@ def operator_arguments(name: str, everything: bool) -> tuple[Any, ...]:
         tensors["lengths"] = torch.tensor([[5, 2, 0], [3, 5, 5]])
         tensors["reset"] = torch.rand(trials, steps, batch) < 0.2
         tensors["keep_h"] = torch.rand(trials, steps, batch, 6) < 0.3
-        tensors["keep_c"] = torch.rand(trials, steps, batch, 6) < 0.3 if name == "lstm" else None
+        tensors["keep_c"] = torch.rand(trials, steps, batch, 6) < 0.3 if has_c else None
         tensors["dropout"] = torch.rand(trials, batch, 6, dtype=torch.float64)
-    settings = Settings(list(layer._delays()), 0.0, reverse=everything, save=True)
+    settings = Settings(list(layer.lags), 0.0, reverse=everything, save=True)
     return tuple(tensors[key] for key in INPUTS) + tuple(settings)
 
 
@@ -54,15 +55,15 @@ def test_opcheck_passes_forwards(name: str, everything: bool) -> None:
 def test_opcheck_passes_backwards(name: str, everything: bool) -> None:
     arguments = operator_arguments(name, everything)
     with torch.no_grad():
-        output, final_h, final_c, saved = getattr(torch.ops.mistrnn, name)(*arguments)
+        output, final_h, final_c, saved, layout = getattr(torch.ops.mistrnn, name)(*arguments)
     gradients = (
         torch.randn_like(output),
         torch.randn_like(final_h),
-        torch.randn_like(final_c) if name == "lstm" else None,
+        torch.randn_like(final_c) if final_c.numel() else None,
     )
     tensors, settings = arguments[: len(INPUTS)], arguments[len(INPUTS) :]
-    whole = (*gradients, *tensors, output, saved, *settings, [True] * 4)
-    # Second derivatives go through the plain form; its loop over time is too much for opcheck's tracing.
+    whole = (*gradients, *tensors, output, saved, layout, *settings, [True] * 4)
+    # Second derivatives go through the reference backend; its loop over time is too much for opcheck's tracing.
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(getattr(torch.ops.mistrnn, f"{name}_backward"), whole, test_utils=checks)
 
@@ -213,8 +214,8 @@ def test_forward_over_reverse_takes_the_plain_form(name: str) -> None:
         return layer(x)[0].sin().sum()
 
     results = []
-    for form in ("fused", "plain"):
-        layer.form = form  # type: ignore[assignment]
+    for backend in ("fused", "reference"):
+        layer.backend = backend  # type: ignore[assignment]
         over_vmap = jvp(lambda x: torch.vmap(lambda v: layer(v)[0], in_dims=1, out_dims=1)(x), (input,), (tangent,))[1]
         results.append((hessian(loss)(input), jvp(grad(loss), (input,), (tangent,))[1], over_vmap))
     close(results[0], results[1], 1e-10)

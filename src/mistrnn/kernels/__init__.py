@@ -1,1 +1,1 @@
-"""What every fused form shares: finding the compiled code, calling it, and registering it with torch."""
+"""The fused backends: declarations of cells, torch operators, and kernels for CPUs and NVIDIA GPUs."""

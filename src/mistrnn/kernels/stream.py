@@ -7,8 +7,8 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from mistrnn.kernels.contract import Settings, is_put_off, saved_dtype
-from mistrnn.kernels.cpu import new_stream
+from mistrnn.kernels.contract import Settings, is_lazy, saved_dtype
+from mistrnn.kernels.cpu.backend import new_stream
 
 
 def _own(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -31,7 +31,7 @@ class FusedStream:
         self._dtype = initial[0].dtype
         self._real = saved_dtype(self._dtype)  # half precision is computed in float32
         with torch.inference_mode(False):  # a stream outlives the mode in which it was made
-            # The last M states lie twice in a ring of 2M places, M apart: so they are always in one piece, oldest first.
+            # A ring buffer of 2M slots holds each of the last M states twice, M slots apart: they are always contiguous.
             self._ring = torch.cat([initial[0], initial[0]]).to(self._real).contiguous()
             self._cell_state = _own(initial[1], self._real) if len(initial) > 1 else None
             self._clock = _own(clock, clock.dtype) if clock is not None else None
@@ -40,13 +40,13 @@ class FusedStream:
         first = self._ring[: self._memory]
         inputs = {**self._weights, "initial_h": first, "initial_c": self._cell_state, "clock": self._clock}
         settings = Settings(delays, zoneout, reverse=False, save=False)
-        # It reads and writes the memory of these tensors at every step: they must be contiguous, and live as long.
+        # Every step reads and writes these tensors' memory: they must be contiguous and live as long as the stream.
         self._handle, self._step, free = new_stream(cell, inputs, settings)
         weakref.finalize(self, free, self._handle)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Take one step."""
-        x = (x.clone() if is_put_off(x) else x).to(self._real).contiguous()
+        x = (x.clone() if is_lazy(x) else x).to(self._real).contiguous()
         output = self._ring.new_empty(self._batch, self._hidden)
         self._step(self._handle, x.data_ptr(), output.data_ptr(), self._place)
         self._place = (self._place + 1) % self._memory
@@ -61,7 +61,7 @@ class FusedStream:
             self._clock[rows] = 0
 
     def state(self) -> tuple[Tensor, ...]:
-        """Return the last M states [M, B, H], for LSTM also c, and for Clockwork the clock [B]."""
+        """Return the last M states [M, B, H] of each component and, if the cell has one, the clock [B]."""
         states = (self._ring[self._place : self._place + self._memory], self._cell_state)
         found = tuple(state.to(self._dtype, copy=True) for state in states if state is not None)
         return found if self._clock is None else (*found, self._clock.clone())

@@ -1,0 +1,1 @@
+"""The CPU backend: one compiled library, loaded with ctypes."""

@@ -1,0 +1,1 @@
+"""The CUDA backend: kernels compiled by NVRTC at first use."""

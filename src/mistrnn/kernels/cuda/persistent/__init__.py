@@ -1,0 +1,1 @@
+"""Persistent kernels: a thread block owns a few sequences for all time steps."""

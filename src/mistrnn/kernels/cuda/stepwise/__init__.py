@@ -1,0 +1,1 @@
+"""Step-wise kernels: one launch per time step over all trials, for large layers."""

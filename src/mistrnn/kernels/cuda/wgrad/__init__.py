@@ -1,0 +1,1 @@
+"""Weight-gradient kernels, launched once after the backward recurrence."""
