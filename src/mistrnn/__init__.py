@@ -4,25 +4,70 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from mistrnn.layers import GRU, LSTM, MIST, NARX, RNN, Clockwork, count_parameters, match_parameters
-
 if TYPE_CHECKING:
     from mistrnn.estimators import FrameLabeler as FrameLabeler
     from mistrnn.estimators import SequenceClassifier as SequenceClassifier
     from mistrnn.estimators import SequenceRegressor as SequenceRegressor
+    from mistrnn.layers import (
+        GRU,
+        LSTM,
+        MIST,
+        NARX,
+        RNN,
+        Clockwork,
+        ClockworkCell,
+        GRUCell,
+        HistoryState,
+        LSTMCell,
+        MISTCell,
+        NARXCell,
+        PeepholeLSTM,
+        PeepholeLSTMCell,
+        RecurrentLayer,
+        RNNCell,
+        convert,
+        count_parameters,
+        match_parameters,
+    )
 
-__all__ = ["GRU", "LSTM", "MIST", "NARX", "RNN", "Clockwork", "__version__", "count_parameters", "match_parameters"]
+__all__ = [
+    "GRU",
+    "LSTM",
+    "MIST",
+    "NARX",
+    "RNN",
+    "Clockwork",
+    "ClockworkCell",
+    "GRUCell",
+    "HistoryState",
+    "LSTMCell",
+    "MISTCell",
+    "NARXCell",
+    "PeepholeLSTM",
+    "PeepholeLSTMCell",
+    "RNNCell",
+    "RecurrentLayer",
+    "__version__",
+    "convert",
+    "count_parameters",
+    "match_parameters",
+]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _ESTIMATORS = ("FrameLabeler", "SequenceClassifier", "SequenceRegressor")
+_PACKAGES = ("analysis", "estimators", "layers", "models", "tasks", "training")
 
 
 def __getattr__(name: str) -> Any:
-    """Load the estimators when somebody asks for them: they need scikit-learn, the layers only torch."""
-    if name not in _ESTIMATORS:
+    """Import a public name when it is first used: torch takes seconds, and the estimators need scikit-learn."""
+    if name in _PACKAGES:
+        return import_module(f"mistrnn.{name}")
+    if name not in (*__all__, *_ESTIMATORS):
         raise AttributeError(f"module 'mistrnn' has no attribute {name!r}")
-    return getattr(import_module("mistrnn.estimators"), name)
+    found = getattr(import_module("mistrnn.estimators" if name in _ESTIMATORS else "mistrnn.layers"), name)
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:

@@ -9,13 +9,17 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mistrnn.layers import LAYERS, RecurrentLayer
+from mistrnn.kernels.cell import cells, is_registered
+from mistrnn.layers import LAYERS, HistoryState, RecurrentLayer
+from mistrnn.layers.torch_twin import TorchTwin
 
 NAMES = list(LAYERS)
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 every_layer = pytest.mark.parametrize("name", NAMES)
-every_fused_layer = pytest.mark.parametrize("name", [name for name in NAMES if LAYERS[name].fused_name])
+every_fused_layer = pytest.mark.parametrize("name", [name for name in NAMES if is_registered(LAYERS[name].cell)])
+every_cuda_layer = pytest.mark.parametrize("name", [cell.name for cell in cells() if cell.cuda])
+both_directions = pytest.mark.parametrize("bidirectional", [False, True])
 every_device = pytest.mark.parametrize("device", DEVICES)
 
 REGULARISERS: dict[str, dict[str, Any]] = {
@@ -47,10 +51,10 @@ def randomised(layer: RecurrentLayer) -> RecurrentLayer:
     return layer
 
 
-def needs_fused_form(name: str) -> None:
-    """Skip the test for a layer that has only the plain form."""
-    if LAYERS[name].fused_name is None:
-        pytest.skip(f"{LAYERS[name].__name__} has only the plain form")
+def needs_fused_backend(name: str) -> None:
+    """Skip the test for a layer that has only the reference backend."""
+    if not is_registered(LAYERS[name].cell):
+        pytest.skip(f"{LAYERS[name].__name__} has only the reference backend")
 
 
 def as_tuple(state: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -65,6 +69,8 @@ def random_state(layer: RecurrentLayer, batch: int) -> Any:
         empty = empty.transpose(0, 1)
     zeros = as_tuple(layer(empty)[1])
     parts = tuple(torch.randn_like(z) if z.is_floating_point() else torch.randint_like(z, 0, 7) for z in zeros)
+    if layer.cell.keeps_history:
+        return HistoryState(parts[1][:, -1].clone(), parts[1])
     return parts if len(parts) > 1 else parts[0]
 
 
@@ -79,7 +85,8 @@ def probing(layer: RecurrentLayer, really: bool = True) -> Iterator[dict[str, Te
 
     def new(index: int, steps: int, batch: int) -> tuple[Tensor, ...]:
         zero = torch.zeros((), dtype=like.dtype, device=like.device)
-        made = {f"probe {index} {c}": zero.expand(steps, batch, layer.hidden_size) for c in layer.state_components}
+        sizes = zip(layer.cell.state, layer.state_sizes, strict=True)
+        made = {f"probe {index} {c}": zero.expand(steps, batch, size) for c, size in sizes}
         probes.update({name: value.requires_grad_() for name, value in made.items()})
         return tuple(made.values())
 
@@ -112,6 +119,12 @@ def options(draw: st.DrawFn, name: str, *, bidirectional: bool | None = None) ->
     if name == "clockwork":
         chosen["periods"] = draw(st.lists(st.integers(1, 6), min_size=1, max_size=3, unique=True))
         chosen["hidden_size"] = len(chosen["periods"]) * draw(st.integers(2, 3))
+    if issubclass(LAYERS[name], TorchTwin):
+        chosen["single_bias"] = draw(st.booleans())
+    if name == "rnn":
+        chosen["nonlinearity"] = draw(st.sampled_from(["tanh", "relu"]))
+    if name == "lstm":
+        chosen["proj_size"] = draw(st.sampled_from([0, 0, 1, chosen["hidden_size"] - 1]))
     return chosen
 
 

@@ -7,14 +7,14 @@ import pytest
 from mistrnn.layers import RecurrentLayer
 
 
-@pytest.fixture(scope="module", params=["auto", "plain"])
-def form(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Every form of every layer answers to the same tests: "auto" is the fused one wherever there is one."""
+@pytest.fixture(scope="module", params=["auto", "reference"])
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every backend of every layer passes the same tests: "auto" is the fused one where there is one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RecurrentLayer, "_form", request.param)
+        patch.setattr(RecurrentLayer, "_backend", request.param)
         yield request.param
 
 
 @pytest.fixture
-def plain_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RecurrentLayer, "_form", "plain")
+def reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RecurrentLayer, "_backend", "reference")

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
+BIASES = ("bias", "bias_ih", "bias_hh")
+
+
 def sigmoid(z: Array) -> Array:
     return 1 / (1 + np.exp(-z))
 
@@ -31,8 +34,10 @@ class Memory:
     c: Array
     clock: int = 0
 
+    size: int = 0  # of h, where a projection makes it smaller than c
+
     def h(self, delay: int) -> Array:
-        return self.history[-delay] if delay <= len(self.history) else np.zeros_like(self.c)
+        return self.history[-delay] if delay <= len(self.history) else np.zeros(self.size or len(self.c))
 
 
 @dataclass
@@ -44,15 +49,20 @@ class Piece:
     hidden: int
     delays: Sequence[int] = ()
     periods: Sequence[int] = ()
+    nonlinearity: str = "tanh"
     zoneout: float = 0.0
     zoneout_masks: list[Any] = field(default_factory=list)  # one [T, H] for h, and for LSTM one for c
     dropout_mask: Array | None = None  # [H]
 
-    def gate(self, rows: slice, x: Array, recurrent: Array, f: Callable[[Array], Array]) -> Array:
-        """f of one gate's pre-activation, given W_hh times what it reads."""
+    def gate(
+        self, rows: slice, x: Array, recurrent: Array, f: Callable[[Array], Array], biases: Sequence[str] = BIASES
+    ) -> Array:
+        """f of one gate's pre-activation, given W_hh times its operand."""
         w = self.weights
         z = w["weight_ih"][rows] @ x + recurrent
-        bias = w["bias"][rows] if "bias" in w else np.zeros(len(z))
+        bias = np.zeros(len(z))
+        for name in biases:
+            bias = bias + (w[name][rows] if name in w else 0)
         if "gain" in w:
             z = (z - z.mean()) / np.sqrt(((z - z.mean()) ** 2).mean() + 1e-5) * w["gain"][rows]
         return f(z + bias)
@@ -80,7 +90,8 @@ def narx(p: Piece, x: Array, m: Memory) -> tuple[Array, Array]:
 
 
 def rnn(p: Piece, x: Array, m: Memory) -> tuple[Array, Array]:
-    return p.gate(slice(0, p.hidden), x, p.weights["weight_hh"] @ p.read(m.h(1)), np.tanh), m.c
+    f = np.tanh if p.nonlinearity == "tanh" else lambda z: np.maximum(z, 0)
+    return p.gate(slice(0, p.hidden), x, p.weights["weight_hh"] @ p.read(m.h(1)), f), m.c
 
 
 def clockwork(p: Piece, x: Array, m: Memory) -> tuple[Array, Array]:
@@ -106,6 +117,17 @@ def lstm(p: Piece, x: Array, m: Memory) -> tuple[Array, Array]:
         gates.append(p.gate(rows, x, p.weights["weight_hh"][rows] @ p.read(m.h(1)), f))
     i, f_, g, o = gates
     c = f_ * m.c + i * g
+    return p.weights.get("weight_hr", np.eye(p.hidden)) @ (o * np.tanh(c)), c
+
+
+def peephole_lstm(p: Piece, x: Array, m: Memory) -> tuple[Array, Array]:
+    w_hh, (w_ci, w_cf, w_co), read = p.weights["weight_hh"], p.weights["weight_ch"], p.read(m.h(1))
+    rows_i, rows_f, rows_g, rows_o = (slice(k * p.hidden, (k + 1) * p.hidden) for k in range(4))
+    i = p.gate(rows_i, x, w_hh[rows_i] @ read + np.diag(w_ci) @ m.c, sigmoid)
+    f = p.gate(rows_f, x, w_hh[rows_f] @ read + np.diag(w_cf) @ m.c, sigmoid)
+    g = p.gate(rows_g, x, w_hh[rows_g] @ read, np.tanh)
+    c = f * m.c + i * g
+    o = p.gate(rows_o, x, w_hh[rows_o] @ read + np.diag(w_co) @ c, sigmoid)
     return o * np.tanh(c), c
 
 
@@ -114,11 +136,20 @@ def gru(p: Piece, x: Array, m: Memory) -> tuple[Array, Array]:
     w_hh, read = p.weights["weight_hh"], p.read(m.h(1))
     r = p.gate(rows_r, x, w_hh[rows_r] @ read, sigmoid)
     z = p.gate(rows_z, x, w_hh[rows_z] @ read, sigmoid)
-    n = p.gate(rows_n, x, r * (w_hh[rows_n] @ read + p.weights.get("bias_hn", np.zeros(p.hidden))), np.tanh)
+    inside = p.weights.get("bias_hn", p.weights.get("bias_hh", np.zeros(3 * p.hidden))[-p.hidden :])
+    n = p.gate(rows_n, x, r * (w_hh[rows_n] @ read + inside), np.tanh, ("bias", "bias_ih"))
     return (1 - z) * n + z * m.h(1), m.c
 
 
-CELLS = {"mist": mist, "narx": narx, "rnn": rnn, "clockwork": clockwork, "lstm": lstm, "gru": gru}
+CELLS = {
+    "mist": mist,
+    "narx": narx,
+    "rnn": rnn,
+    "clockwork": clockwork,
+    "lstm": lstm,
+    "peephole_lstm": peephole_lstm,
+    "gru": gru,
+}
 
 
 def run_sequence(p: Piece, xs: Array, memory: Memory, starts: Sequence[int]) -> tuple[list[Array], Memory]:
@@ -126,14 +157,14 @@ def run_sequence(p: Piece, xs: Array, memory: Memory, starts: Sequence[int]) -> 
     outputs = []
     for t, x in enumerate(xs):
         if t in starts:
-            memory = Memory([], np.zeros(p.hidden), 0)
+            memory = Memory([], np.zeros(p.hidden), 0, memory.size)
         h, c = CELLS[p.name](p, x, memory)
         if p.zoneout_masks:
             h = np.where(p.zoneout_masks[0][t], memory.h(1), h)
-            c = np.where(p.zoneout_masks[1][t], memory.c, c) if p.name == "lstm" else c
+            c = np.where(p.zoneout_masks[1][t], memory.c, c) if len(p.zoneout_masks) > 1 else c
         elif p.zoneout:
             h = p.zoneout * memory.h(1) + (1 - p.zoneout) * h
             c = p.zoneout * memory.c + (1 - p.zoneout) * c
         outputs.append(h)
-        memory = Memory([*memory.history, h], c, memory.clock + 1)
+        memory = Memory([*memory.history, h], c, memory.clock + 1, memory.size)
     return outputs, memory

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mistrnn.layers import LAYERS, RecurrentLayer
-from mistrnn.layers._timeline import Timeline
+from mistrnn.layers.sequence_mask import SequenceMask
 from tests.layers import numpy_equations
 from tests.layers.cases import as_tuple, close, every_layer, options, random_state, randomised, seeded, seeds
 
-pytestmark = pytest.mark.usefixtures("form")
+pytestmark = pytest.mark.usefixtures("backend")
 
 
 def numpy_run(
@@ -29,15 +29,16 @@ def numpy_run(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """What `layer(input, state, lengths=..., reset=...)` should return, from numpy_equations; input is [T, B, I]."""
     steps, batch, _ = input.shape
-    hidden, directions = layer.hidden_size, layer.directions
+    hidden, directions, has_c = layer.hidden_size, layer.directions, "c" in layer.cell.state
+    size = layer.state_sizes[0]
     ends = lengths if lengths is not None else [steps] * batch
     masks = draw_masks(layer, steps, batch, draws_seed)
     memory_size = max(getattr(layer, "delays", [1]))
     parts = [part.numpy() for part in as_tuple(state)] if state is not None else None
-    finals_h = np.zeros((layer.num_layers * directions, memory_size, batch, hidden))
+    finals_h = np.zeros((layer.num_layers * directions, memory_size, batch, size))
     finals_c = np.zeros((layer.num_layers * directions, batch, hidden))
     finals_clock = np.zeros((layer.num_layers * directions, batch), dtype=np.int64)
-    output = np.zeros((steps, batch, directions * hidden))
+    output = np.zeros((steps, batch, directions * size))
     for b in range(batch):
         xs = input[: ends[b], b].numpy()
         starts = [t for t in range(ends[b]) if reset is not None and reset[t, b]]
@@ -58,15 +59,16 @@ def numpy_run(
                     hidden,
                     delays=getattr(layer, "delays", ()),
                     periods=getattr(layer, "periods", ()),
+                    nonlinearity=getattr(layer, "nonlinearity", "tanh"),
                     zoneout=layer.zoneout,
                     zoneout_masks=[mask[:, b] for mask in zoneout_masks],
                     dropout_mask=None if dropout_mask is None else dropout_mask[b],
                 )
-                memory = numpy_equations.Memory([np.zeros(hidden)] * memory_size, np.zeros(hidden), 0)
+                memory = numpy_equations.Memory([np.zeros(size)] * memory_size, np.zeros(hidden), 0, size)
                 if parts is not None:
-                    first = parts[0][index] if layer.keeps_history else parts[0][index][None]
+                    first = parts[1][index] if layer.cell.keeps_history else parts[0][index][None]
                     memory.history = [first[m, b] for m in range(memory_size)]
-                    memory.c = parts[1][index, b] if name == "lstm" else memory.c
+                    memory.c = parts[1][index, b] if has_c else memory.c
                     memory.clock = int(parts[1][index, b]) if name == "clockwork" else 0
                 if direction == 0:
                     hs, memory = numpy_equations.run_sequence(piece, xs, memory, starts)
@@ -77,26 +79,27 @@ def numpy_run(
                     begins = np.cumsum(lengths_backwards)[:-1].tolist()
                     hs, memory = numpy_equations.run_sequence(piece, xs[::-1], memory, begins)
                     hs = hs[::-1]
-                ways.append(np.array(hs).reshape(ends[b], hidden))
+                ways.append(np.array(hs).reshape(ends[b], size))
                 for m in range(memory_size):
                     finals_h[index, m, b] = memory.h(memory_size - m)
                 finals_c[index, b], finals_clock[index, b] = memory.c, memory.clock
             xs = np.concatenate(ways, axis=1)
         output[: ends[b], b] = xs
-    h = torch.from_numpy(finals_h if layer.keeps_history else finals_h[:, 0])
-    extra = {"lstm": (torch.from_numpy(finals_c),), "clockwork": (torch.from_numpy(finals_clock),)}
-    return torch.from_numpy(output), (h, *extra.get(name, ()))
+    history = torch.from_numpy(finals_h)
+    extra = [history] * layer.cell.keeps_history + [torch.from_numpy(finals_c)] * has_c
+    extra += [torch.from_numpy(finals_clock)] * layer.cell.has_clock
+    return torch.from_numpy(output), (history[:, -1], *extra)
 
 
 def draw_masks(layer: RecurrentLayer, steps: int, batch: int, seed: int | None) -> list[tuple[Any, list[Any]]]:
     """The masks that a training run draws after this seed: (recurrent dropout, zoneouts) per layer and direction."""
     masks: list[tuple[Any, list[Any]]] = []
-    timeline = Timeline(steps, batch, torch.device("cpu"))
+    mask = SequenceMask(steps, batch, torch.device("cpu"))
     with seeded(seed or 0):
         for _ in range(layer.num_layers * layer.directions):
-            dropout = layer._draw_dropout(timeline, torch.empty(0, dtype=torch.float64))
-            zoneout = layer._draw_zoneout(timeline, torch.empty(0, dtype=torch.float64))
-            zoneout_masks = [mask.numpy() for mask in zoneout] if isinstance(zoneout, tuple) else []
+            dropout = layer.draw_dropout(mask, torch.empty(0, dtype=torch.float64))
+            zoneout = layer.draw_zoneout(mask, torch.empty(0, dtype=torch.float64))
+            zoneout_masks = [kept.numpy() for kept in zoneout] if isinstance(zoneout, tuple) else []
             masks.append((None if dropout is None else dropout.numpy(), zoneout_masks))
     return masks
 
@@ -149,10 +152,10 @@ def test_layer_in_training_with_masks_equals_numpy(name: str, bidirectional: boo
 @every_layer
 def test_layer_draws_masks_at_the_stated_rates(name: str) -> None:
     layer = LAYERS[name](1, 24, zoneout=0.2, recurrent_dropout=0.5)
-    timeline = Timeline(50, 40, torch.device("cpu"))
+    mask = SequenceMask(50, 40, torch.device("cpu"))
     with seeded(0):
-        dropout = layer._draw_dropout(timeline, torch.empty(0, dtype=torch.float64))
-        zoneout = layer._draw_zoneout(timeline, torch.empty(0, dtype=torch.float64))
+        dropout = layer.draw_dropout(mask, torch.empty(0, dtype=torch.float64))
+        zoneout = layer.draw_zoneout(mask, torch.empty(0, dtype=torch.float64))
     assert dropout is not None
     assert isinstance(zoneout, tuple)
     assert set(dropout.unique().tolist()) == {0.0, 2.0}
@@ -161,8 +164,8 @@ def test_layer_draws_masks_at_the_stated_rates(name: str) -> None:
         assert mask.shape == (50, 40, 24)
         assert mask.double().mean().item() == pytest.approx(0.2, abs=0.01)
         assert not torch.equal(mask[0], mask[1])
-    if name == "lstm":
-        assert not torch.equal(zoneout[0], zoneout[1])
+    assert len(zoneout) == len(layer.cell.state)
+    assert all(not torch.equal(zoneout[0], other) for other in zoneout[1:])
 
 
 @every_layer

@@ -10,7 +10,7 @@ from torch.func import functional_call, jvp
 from mistrnn.layers import RecurrentLayer
 from tests.layers.cases import REGULARISERS, as_tuple, close, every_layer, random_state, seeded, small
 
-pytestmark = pytest.mark.usefixtures("form")
+pytestmark = pytest.mark.usefixtures("backend")
 
 every_regulariser = pytest.mark.parametrize("regulariser", list(REGULARISERS))
 

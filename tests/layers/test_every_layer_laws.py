@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
-from mistrnn.layers import LAYERS, RecurrentLayer
+from mistrnn.layers import LAYERS, LSTM, RecurrentLayer
 from tests.layers.cases import (
     as_tuple,
     close,
@@ -25,7 +25,7 @@ from tests.layers.cases import (
     seeds,
 )
 
-pytestmark = pytest.mark.usefixtures("form")
+pytestmark = pytest.mark.usefixtures("backend")
 
 steps_and_batches = {"steps": st.integers(1, 14), "batch": st.integers(1, 3)}
 
@@ -265,7 +265,8 @@ def test_reversed_input_with_exchanged_directions_gives_the_reversed_output(
 
 def layer_options(layer: RecurrentLayer) -> dict[str, Any]:
     names = ["input_size", "hidden_size", "bias", "bidirectional", "zoneout", "layer_norm"]
-    names += [own for own in ("delays", "periods") if hasattr(layer, own)]
+    names += [own for own in ("delays", "periods", "single_bias", "nonlinearity") if hasattr(layer, own)]
+    names += ["proj_size"] if isinstance(layer, LSTM) else []
     return {name: getattr(layer, name) for name in names}
 
 

@@ -12,8 +12,8 @@ def test_one_step_of_one_unit_worked_by_hand() -> None:
     with torch.no_grad():
         layer.weight_ih_l0.copy_(torch.tensor([[0.1], [0.2], [0.3]]))  # r, z, n
         layer.weight_hh_l0.copy_(torch.tensor([[0.4], [0.5], [0.6]]))
-        layer.bias_l0.copy_(torch.tensor([0.01, 0.02, 0.03]))
-        layer.bias_hn_l0.fill_(0.7)
+        layer.bias_ih_l0.copy_(torch.tensor([0.01, 0.5, 0.03]))
+        layer.bias_hh_l0.copy_(torch.tensor([0.0, -0.48, 0.7]))
     output, _ = layer(torch.tensor([[[2.0]]], dtype=torch.float64), torch.tensor([[[-0.5]]], dtype=torch.float64))
     r = 1 / (1 + math.exp(-(0.2 - 0.2 + 0.01)))
     z = 1 / (1 + math.exp(-(0.4 - 0.25 + 0.02)))
@@ -22,5 +22,5 @@ def test_one_step_of_one_unit_worked_by_hand() -> None:
 
 
 def test_hidden_bias_comes_and_goes_with_the_other() -> None:
-    assert GRU(3, 4).bias_hn_l0.shape == (4,)
-    assert not hasattr(GRU(3, 4, bias=False), "bias_hn_l0")
+    assert GRU(3, 4, single_bias=True).bias_hn_l0.shape == (4,)
+    assert not hasattr(GRU(3, 4, single_bias=True, bias=False), "bias_hn_l0")

@@ -40,12 +40,13 @@ def test_open_sets_the_reset_bias_of_mist_alone(options: dict[str, Any]) -> None
 def test_open_lets_lstm_and_gru_remember_up_to_the_length_of_the_sequences(steps: int | None) -> None:
     longest = math.log((steps or EXPECTED_STEPS) - 1)
     lstm, gru = started(LSTM, "open", steps), started(GRU, "open", steps)
-    forget, update = (layer.bias_l0.detach()[UNITS : 2 * UNITS] for layer in (lstm, gru))
+    forget, update = (layer.bias_ih_l0.detach()[UNITS : 2 * UNITS] for layer in (lstm, gru))
     for bias in (forget, update):
         assert float(bias.min()) >= 0
         assert 0.7 * longest < float(bias.max()) <= longest
-    assert torch.equal(lstm.bias_l0[:UNITS], -forget)
-    assert not lstm.bias_l0[2 * UNITS :].any()
+    assert torch.equal(lstm.bias_ih_l0[:UNITS], -forget)
+    assert not lstm.bias_ih_l0[2 * UNITS :].any()
+    assert not lstm.bias_hh_l0.any()
 
 
 def test_open_of_layers_without_gates_is_the_paper_s_start_and_clockwork_s_is_that_of_its_groups() -> None:

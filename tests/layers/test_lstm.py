@@ -7,10 +7,12 @@ from tests.layers.cases import close, seeded, small
 
 
 def test_forget_bias_starts_at_one_in_every_layer_and_direction() -> None:
-    layer = LSTM(3, 4, 2, bidirectional=True)
-    for key, bias in layer.named_parameters():
-        if key.startswith("bias"):
-            assert bias.tolist() == [0.0] * 4 + [1.0] * 4 + [0.0] * 8
+    for single_bias in (False, True):
+        for key, bias in LSTM(3, 4, 2, bidirectional=True, single_bias=single_bias).named_parameters():
+            if key.startswith("bias_hh"):
+                assert not bias.any()
+            elif key.startswith("bias"):
+                assert bias.tolist() == [0.0] * 4 + [1.0] * 4 + [0.0] * 8
 
 
 def test_zoneout_keeps_memory_cells_and_states_apart() -> None:

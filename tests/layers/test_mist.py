@@ -38,12 +38,12 @@ def test_two_steps_of_one_unit_worked_by_hand() -> None:
 
 def test_state_is_the_last_longest_delay_of_outputs_oldest_first() -> None:
     layer = small("mist", delays=[1, 4])
-    output, state = layer(torch.randn(9, 2, 3, dtype=torch.float64))
-    assert isinstance(state, torch.Tensor)
-    close(state[0], output[-4:])
-    short, state = layer(torch.randn(3, 2, 3, dtype=torch.float64))
-    assert isinstance(state, torch.Tensor)
-    close(state[0], torch.cat([torch.zeros(1, 2, 6, dtype=torch.float64), short]))
+    output, (h, history) = layer(torch.randn(9, 2, 3, dtype=torch.float64))
+    close(h[0], output[-1])
+    close(history[0], output[-4:])
+    short, (h, history) = layer(torch.randn(3, 2, 3, dtype=torch.float64))
+    close(h[0], short[-1])
+    close(history[0], torch.cat([torch.zeros(1, 2, 6, dtype=torch.float64), short]))
 
 
 def test_a_delay_is_a_direct_connection() -> None:
@@ -62,6 +62,6 @@ def test_a_delay_is_a_direct_connection() -> None:
 
 def test_long_delays_cost_no_parameters() -> None:
     assert MIST(1, 8, delays=[1, 4096]).parameter_count() == MIST(1, 8, delays=[1, 2]).parameter_count()
-    output, state = MIST(1, 8, delays=[1, 4096])(torch.randn(3, 2, 1))
+    output, (_, history) = MIST(1, 8, delays=[1, 4096])(torch.randn(3, 2, 1))
     assert output.isfinite().all()
-    assert state.shape == (1, 4096, 2, 8)
+    assert history.shape == (1, 4096, 2, 8)

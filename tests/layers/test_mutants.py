@@ -11,17 +11,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mistrnn.layers import RecurrentLayer, _forms, _recurrence
-from mistrnn.layers._recurrence import Past
-from mistrnn.layers._timeline import Timeline
+from mistrnn.layers import RecurrentLayer, backends, recurrence
 from mistrnn.layers.clockwork import reference as clockwork_reference
 from mistrnn.layers.gru import reference as gru_reference
 from mistrnn.layers.lstm import reference as lstm_reference
 from mistrnn.layers.mist import reference as mist_reference
+from mistrnn.layers.peephole_lstm import reference as peephole_lstm_reference
+from mistrnn.layers.recurrence import StateHistory
+from mistrnn.layers.sequence_mask import SequenceMask
 from tests.layers.cases import NAMES, as_tuple, every_layer, random_state, seeded, small
 from tests.tolerance import violations
 
-pytestmark = pytest.mark.usefixtures("plain_form")  # mistakes are planted in the plain form
+pytestmark = pytest.mark.usefixtures("reference_backend")  # mistakes are planted in the reference backend
 
 STEPS, BATCH, LENGTHS = 12, 3, [12, 9, 5]
 Run = Callable[[RecurrentLayer, Tensor, Any, Tensor], tuple[Tensor, Any]]
@@ -119,20 +120,27 @@ def delay_off_by_one(patch: pytest.MonkeyPatch, layer: Any) -> None:
 
 @mutant(NAMES)
 def dropped_bias(patch: pytest.MonkeyPatch, layer: Any) -> None:
-    project = layer._project
-    layer._project = lambda x, weights: project(x, {**weights, "bias": weights["bias"] - weights["bias"].detach()})
+    project = backends.project
+    dropped = lambda x, weights: project(x, {**weights, "bias": weights["bias"] - weights["bias"].detach()})  # noqa: E731
+    patch.setattr(backends, "project", dropped)
 
 
 @mutant(NAMES)
 def bias_counted_twice_in_one_unit(patch: pytest.MonkeyPatch, layer: Any) -> None:
-    project = layer._project
+    project = backends.project
 
     def twice(x: Tensor, weights: Any) -> Tensor:
         first = torch.zeros_like(weights["bias"])
         first[0] = 1.0
         return project(x, weights) + first * weights["bias"]
 
-    layer._project = twice
+    patch.setattr(backends, "project", twice)
+
+
+@mutant(["rnn", "lstm", "gru"])
+def second_bias_dropped(patch: pytest.MonkeyPatch, layer: Any) -> None:
+    single = type(layer)._single_biases
+    patch.setattr(type(layer), "_single_biases", lambda self, bias_ih, bias_hh: single(self, bias_ih, 0 * bias_hh))
 
 
 @mutant(["mist"])
@@ -149,39 +157,39 @@ def reset_gate_reads_the_wrong_way(patch: pytest.MonkeyPatch, layer: Any) -> Non
 
 @mutant(NAMES, zoneout=0.3)
 def zoneout_mask_reused(patch: pytest.MonkeyPatch, layer: Any) -> None:
-    draw = layer._draw_zoneout
-    layer._draw_zoneout = lambda *a: tuple(mask[:1].expand_as(mask) for mask in draw(*a))
+    draw = layer.draw_zoneout
+    layer.draw_zoneout = lambda *a: tuple(mask[:1].expand_as(mask) for mask in draw(*a))
 
 
 @mutant(NAMES, zoneout=0.3)
 def zoneout_keeps_what_it_should_change(patch: pytest.MonkeyPatch, layer: Any) -> None:
-    draw = layer._draw_zoneout
-    layer._draw_zoneout = lambda *a: tuple(~mask for mask in draw(*a))
+    draw = layer.draw_zoneout
+    layer.draw_zoneout = lambda *a: tuple(~mask for mask in draw(*a))
 
 
 @mutant(NAMES, zoneout=0.3)
 def zoneout_stops_the_gradient_of_the_kept_value(patch: pytest.MonkeyPatch, layer: Any) -> None:
-    read = Past.__call__
+    read = StateHistory.__call__
 
-    def detached(step: Any, x: Tensor, past: Past, zoneout: Any, probes: Any = ()) -> tuple[Tensor, ...]:
+    def detached(step: Any, x: Tensor, past: StateHistory, zoneout: Any, probes: Any = ()) -> tuple[Tensor, ...]:
         new = step(x, past)
         new = tuple(torch.where(zoneout[k], read(past, 1, k).detach(), value) for k, value in enumerate(new))
         past.append(new)
         return new
 
-    patch.setattr(_recurrence, "advance", detached)
+    patch.setattr(recurrence, "advance", detached)
 
 
-@mutant(["lstm"], zoneout=0.3)
+@mutant(["lstm", "peephole_lstm"], zoneout=0.3)
 def zoneout_of_h_and_c_share_a_mask(patch: pytest.MonkeyPatch, layer: Any) -> None:
-    draw = layer._draw_zoneout
-    layer._draw_zoneout = lambda *a: (draw(*a)[0],) * 2
+    draw = layer.draw_zoneout
+    layer.draw_zoneout = lambda *a: (draw(*a)[0],) * 2
 
 
 @mutant(NAMES, recurrent_dropout=0.3)
 def recurrent_dropout_not_scaled(patch: pytest.MonkeyPatch, layer: Any) -> None:
-    draw = layer._draw_dropout
-    layer._draw_dropout = lambda *a: (draw(*a) > 0).to(torch.float32)
+    draw = layer.draw_dropout
+    layer.draw_dropout = lambda *a: (draw(*a) > 0).to(torch.float32)
 
 
 @mutant(["mist"], recurrent_dropout=0.3)
@@ -198,64 +206,66 @@ def recurrent_dropout_forgets_the_last_matrix(patch: pytest.MonkeyPatch, layer: 
 @mutant(NAMES, layer_norm=True)
 def layer_norm_with_the_wrong_epsilon(patch: pytest.MonkeyPatch, layer: Any) -> None:
     norm = torch.nn.functional.layer_norm
-    patch.setattr(_recurrence.F, "layer_norm", lambda *a, **k: norm(*a, **{**k, "eps": 1e-3}))
+    patch.setattr(recurrence.F, "layer_norm", lambda *a, **k: norm(*a, **{**k, "eps": 1e-3}))
 
 
 @mutant(NAMES, layer_norm=True)
 def layer_norm_without_its_gain(patch: pytest.MonkeyPatch, layer: Any) -> None:
     norm = torch.nn.functional.layer_norm
-    patch.setattr(_recurrence.F, "layer_norm", lambda *a, **k: norm(*a, **{**k, "weight": 0 * k["weight"] + 1}))
+    patch.setattr(recurrence.F, "layer_norm", lambda *a, **k: norm(*a, **{**k, "weight": 0 * k["weight"] + 1}))
 
 
 @mutant(["mist", "narx"])
 def reset_leaks_through_the_longer_delays(patch: pytest.MonkeyPatch, layer: Any) -> None:
-    read = Past.__call__
+    read = StateHistory.__call__
 
-    def leaky(self: Past, delay: int, component: int = 0) -> Tensor:
+    def leaky(self: StateHistory, delay: int, component: int = 0) -> Tensor:
         return read(self, delay, component) if delay == 1 else self._components[component][-delay]
 
-    patch.setattr(Past, "__call__", leaky)
+    patch.setattr(StateHistory, "__call__", leaky)
 
 
 @mutant(NAMES)
 def reset_one_step_late(patch: pytest.MonkeyPatch, layer: Any) -> None:
-    run = _forms.run
-    patch.setattr(_forms, "run", lambda *a, **k: run(*a, **{**k, "age": k["age"] + 1}))
+    run = backends.run
+    patch.setattr(backends, "run", lambda *a, **k: run(*a, **{**k, "age": k["age"] + 1}))
 
 
 @mutant(["mist", "narx"], run=in_chunks)
 def chunks_forget_history_before_the_last_chunk(patch: pytest.MonkeyPatch, layer: Any) -> None:
-    last = Timeline.last
+    last = SequenceMask.last
 
-    def forgetful(self: Timeline, initial: Tensor, states: Tensor) -> Tensor:
+    def forgetful(self: SequenceMask, initial: Tensor, states: Tensor) -> Tensor:
         return last(self, torch.zeros_like(initial) * initial, states)
 
-    patch.setattr(Timeline, "last", forgetful)
+    patch.setattr(SequenceMask, "last", forgetful)
 
 
 @mutant(NAMES)
 def state_taken_at_the_end_of_the_padding(patch: pytest.MonkeyPatch, layer: Any) -> None:
-    last = Timeline.last
+    last = SequenceMask.last
     patch.setattr(
-        Timeline, "last", lambda self, *a: last(Timeline(self.steps, self.batch, self.device, None, self.reset), *a)
+        SequenceMask,
+        "last",
+        lambda self, *a: last(SequenceMask(self.steps, self.batch, self.device, None, self.reset), *a),
     )
 
 
 @mutant(NAMES)
 def output_past_the_length_not_cleared(patch: pytest.MonkeyPatch, layer: Any) -> None:
-    patch.setattr(Timeline, "clear_padding", lambda self, x: x)
+    patch.setattr(SequenceMask, "clear_padding", lambda self, x: x)
 
 
 @mutant(["clockwork"])
 def clock_counts_from_one(patch: pytest.MonkeyPatch, layer: Any) -> None:
-    run = _forms.run
-    patch.setattr(_forms, "run", lambda *a, **k: run(*a, **{**k, "clock": k["clock"] + 1}))
+    run = backends.run
+    patch.setattr(backends, "run", lambda *a, **k: run(*a, **{**k, "clock": k["clock"] + 1}))
 
 
 @mutant(["clockwork"])
 def clock_not_handed_on(patch: pytest.MonkeyPatch, layer: Any) -> None:
-    run = _forms.run
-    patch.setattr(_forms, "run", lambda *a, **k: run(*a, **{**k, "clock": k["clock"] - k["clock"][:1]}))
+    run = backends.run
+    patch.setattr(backends, "run", lambda *a, **k: run(*a, **{**k, "clock": k["clock"] - k["clock"][:1]}))
 
 
 @mutant(["clockwork"])
@@ -274,6 +284,24 @@ def forget_and_input_gates_exchanged(patch: pytest.MonkeyPatch, layer: Any) -> N
     patch.setattr(lstm_reference.torch, "split", exchanged)
 
 
+@mutant(["peephole_lstm"])
+def peepholes_of_input_and_forget_gates_exchanged(patch: pytest.MonkeyPatch, layer: Any) -> None:
+    right = peephole_lstm_reference.peephole_lstm
+    patch.setattr(
+        "mistrnn.layers.peephole_lstm.cell.peephole_lstm", lambda w_hh, w_ch, *more: right(w_hh, w_ch[[1, 0, 2]], *more)
+    )
+
+
+@mutant(["peephole_lstm"])
+def output_gate_without_its_peephole(patch: pytest.MonkeyPatch, layer: Any) -> None:
+    right = peephole_lstm_reference.peephole_lstm
+
+    def blind(weight_hh: Tensor, weight_ch: Tensor, *more: Any) -> Any:
+        return right(weight_hh, torch.cat([weight_ch[:2], weight_ch[2:] * 0]), *more)
+
+    patch.setattr("mistrnn.layers.peephole_lstm.cell.peephole_lstm", blind)
+
+
 @mutant(["gru"])
 def reset_gate_does_not_reach_the_hidden_bias(patch: pytest.MonkeyPatch, layer: Any) -> None:
     gru = gru_reference.gru
@@ -283,18 +311,18 @@ def reset_gate_does_not_reach_the_hidden_bias(patch: pytest.MonkeyPatch, layer: 
         shift = torch.cat([torch.zeros(2 * bias_hn.size(0), dtype=bias_hn.dtype), bias_hn])
         return lambda x, past: step(x + shift, past)
 
-    patch.setattr("mistrnn.layers.gru.layer.gru", outside)
+    patch.setattr("mistrnn.layers.gru.cell.gru", outside)
 
 
 @mutant(NAMES)
 def last_step_without_a_gradient(patch: pytest.MonkeyPatch, layer: Any) -> None:
-    run = _forms.run
+    run = backends.run
 
     def cut(*a: Any, **k: Any) -> tuple[Tensor, ...]:
         states = run(*a, **k)
         return tuple(torch.cat([s[:-1], s[-1:].detach()]) for s in states)
 
-    patch.setattr(_forms, "run", cut)
+    patch.setattr(backends, "run", cut)
 
 
 CASES = [(mistake, name) for mistake, (names, *_) in MUTANTS.items() for name in names]

@@ -13,11 +13,12 @@ With zero biases each hop through a MIST layer is halved by its reset gate, so g
 import torch
 from torch import Tensor
 
-from mistrnn.layers._layer import RecurrentLayer, suffix_of
+from mistrnn.layers.base import RecurrentLayer
 from mistrnn.layers.clockwork import Clockwork
 from mistrnn.layers.gru import GRU
 from mistrnn.layers.lstm import LSTM
 from mistrnn.layers.mist import MIST
+from mistrnn.layers.peephole_lstm import PeepholeLSTM
 
 INITIALIZATIONS = ("normal", "uniform", "groups", "open")
 UNIFORM = 0.1
@@ -71,11 +72,9 @@ def draw_uniform(weight: Tensor) -> None:
 
 
 def _biases(layer: RecurrentLayer) -> list[Tensor]:
-    return [
-        getattr(layer, "bias" + suffix_of(number, direction))
-        for number in range(layer.num_layers)
-        for direction in range(layer.directions)
-    ]
+    """Return the bias of each layer and direction; of two biases the first."""
+    own = [layer.own_parameters(number, way) for number in range(layer.num_layers) for way in range(layer.directions)]
+    return [parameters["bias" if "bias" in parameters else "bias_ih"] for parameters in own]
 
 
 def _open_gates(layer: RecurrentLayer, bias: Tensor, steps: int) -> None:
@@ -83,7 +82,7 @@ def _open_gates(layer: RecurrentLayer, bias: Tensor, steps: int) -> None:
     if isinstance(layer, MIST):
         reset = slice(len(layer.delays), len(layer.delays) + units)
         bias[reset] = OPEN_RESET_BIAS
-    elif isinstance(layer, LSTM):
+    elif isinstance(layer, LSTM | PeepholeLSTM):
         remembered = torch.empty_like(bias[:units]).uniform_(1.0, max(2.0, steps - 1.0)).log()
         bias[:units], bias[units : 2 * units] = -remembered, remembered  # input and forget gates
     elif isinstance(layer, GRU):

@@ -1,5 +1,6 @@
-"""Clockwork: its equations (`reference`) and its module (`layer`)."""
+"""Clockwork: its equations (`reference`), its declaration (`cell`) and its module (`layer`)."""
 
+from mistrnn.layers.clockwork.cell import CELL
 from mistrnn.layers.clockwork.layer import Clockwork
 
-__all__ = ["Clockwork"]
+__all__ = ["CELL", "Clockwork"]

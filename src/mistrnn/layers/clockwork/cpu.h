@@ -1,13 +1,13 @@
-// The fused CPU form of the Clockwork RNN; equation numbers as in reference.py, primed in the backward pass.
+// The CPU kernel of the Clockwork RNN; equation numbers as in reference.py, primed in the backward pass.
 //
 // A group is computed only at steps where it ticks for some sequence, from the units that it may read.
 #pragma once
 
-#include "kernels/cpp/recurrence.h"
+#include "kernels/cpu/recurrence.h"
 
 namespace mistrnn::MISTRNN_ISA {
 
-template <class F> struct Clockwork : PlainCell<F> {
+template <class F> struct Clockwork : CellDefaults<F> {
   static constexpr long L = lanes<F>;
 
   void describe(Rows<F>& r) {

@@ -3,7 +3,7 @@
 // All groups are computed at all steps, and those that do not tick keep their state.
 #pragma once
 
-#include "kernels/cuh/one_gate.cuh"
+#include "kernels/cuda/persistent/one_gate.cuh"
 
 DEVICE int period(int unit) {
   int found = 1;
@@ -50,13 +50,13 @@ struct Clockwork : OneGateCell {
   }
   template <int PHASE> METHOD void backward(Block& k, int s, Real (&z)[1][kValues]) {
     Values& dh = z[0];
-    gather(k, s, dh);
+    state_gradient(k, s, dh);
     EACH_VALUE {
       const bool ticked = ticks(k, s, i);
       if (!ticked) h[i] += dh[i];                                    // (2')
       dh[i] = ticked ? dh[i] * (1 - state[i] * state[i]) : Real(0);  // (1')
     }
-    hand_on(k, s, dh);
+    pass_gradient(k, s, dh);
   }
 };
 

@@ -18,7 +18,7 @@ Options, the same for every layer:
 import torch
 from torch import Tensor
 
-from mistrnn.layers._recurrence import Past, Step, drop, linear, norms
+from mistrnn.layers.recurrence import StateHistory, Step, drop, linear, norms
 
 
 def clockwork(
@@ -34,7 +34,7 @@ def clockwork(
     unit_periods = periods_of_units(periods, group, weight_hh.device)
     weight_hh = weight_hh.masked_fill(severed(unit_periods), 0.0)
 
-    def step(x: Tensor, past: Past) -> tuple[Tensor]:
+    def step(x: Tensor, past: StateHistory) -> tuple[Tensor]:
         assert past.clock is not None, "a Clockwork step needs the clock"
         h = past(1)
         z = x + linear(drop(h, dropout), weight_hh)

@@ -1,5 +1,6 @@
-"""GRU: its equations (`reference`) and its module (`layer`)."""
+"""GRU: its equations (`reference`), its declaration (`cell`) and its module (`layer`)."""
 
+from mistrnn.layers.gru.cell import CELL
 from mistrnn.layers.gru.layer import GRU
 
-__all__ = ["GRU"]
+__all__ = ["CELL", "GRU"]

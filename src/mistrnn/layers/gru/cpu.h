@@ -1,13 +1,13 @@
-// The fused CPU form of GRU; equation numbers as in reference.py, primed in the backward pass.
+// The CPU kernel of GRU; equation numbers as in reference.py, primed in the backward pass.
 //
 // Saved for the backward pass: r, z, n and y = W_hn h + b_hn, [H] each.
 #pragma once
 
-#include "kernels/cpp/recurrence.h"
+#include "kernels/cpu/recurrence.h"
 
 namespace mistrnn::MISTRNN_ISA {
 
-template <class F> struct Gru : PlainCell<F> {
+template <class F> struct Gru : CellDefaults<F> {
   static constexpr long L = lanes<F>;
   static constexpr bool kSavesFresh = false;
   enum { kR, kZ, kN, kY };  // n's rows are there twice: what x adds, and what h adds (y)

@@ -3,13 +3,13 @@
 // y is W_hn h + b_hn. Its gradients of pre-activations are those of r, z, n, and y.
 #pragma once
 
-#include "kernels/cuh/recurrence.cuh"
+#include "kernels/cuda/persistent/recurrence.cuh"
 
 enum { kR, kUpdate, kNew, kY, kStateBefore };
 
 struct GruGates {
-  static constexpr int kGates = 3, kGradients = 4, kExtra = 0, kGroups = 1;
-  static constexpr int kSaved = 5, kFresh = -1, kState = kSave ? kStateBefore : -1;  // the record: r, z, n, y and h
+  static constexpr int kGates = 3, kGradients = 4, kLagRows = 0, kGroups = 1;
+  static constexpr int kSaved = 5, kFreshState = -1, kState = kSave ? kStateBefore : -1;  // the record: r, z, n, y and h
   static constexpr bool kPublishesAll = false;
   static METHOD constexpr int gate_row(int g) { return g * H; }
   static METHOD constexpr int gradient_column(int g) { return g * H; }
@@ -45,25 +45,25 @@ struct Gru : Gates<GruGates> {
     }
     new_state(k, s, fresh);
     if (kSave) {
-      store_all(k.record(s, kR), r), store_all(k.record(s, kUpdate), update);
-      store_all(k.record(s, kNew), n), store_all(k.record(s, kY), y);
+      store_all(k.saved(s, kR), r), store_all(k.saved(s, kUpdate), update);
+      store_all(k.saved(s, kNew), n), store_all(k.saved(s, kY), y);
     }
   }
-  template <int TALL> METHOD void finish(Block& k, Real (&z)[TALL][kValues]) {
+  template <int ROW_BLOCKS> METHOD void finish(Block& k, Real (&z)[ROW_BLOCKS][kValues]) {
     if (BACKWARD) finish_backward(k, z[0]);
     else finish_forward(k);
   }
 
-  Values gates[4], previous, outer;  // read one step ahead
+  Values gates[4], previous, d_out;  // read one step ahead
 
   METHOD void load(Block& k, int s) {
     if (s < 0) return;
 #pragma unroll
-    for (int g = 0; g < 4; g++) load_all(k.record(s, g), gates[g]);
-    if (s > 0) load_all(k.record(s - 1, kStateBefore), previous);
+    for (int g = 0; g < 4; g++) load_all(k.saved(s, g), gates[g]);
+    if (s > 0) load_all(k.saved(s - 1, kStateBefore), previous);
     else k.load_state(k.args.initial_h, k.args.initial_h_trial, 0, previous);
-    hide(k, s, previous);
-    load_outer(k, s, outer);
+    mask_resets(k, s, previous);
+    load_d_output(k, s, d_out);
     k.load_x(s);
   }
   METHOD void begin_backward(Block& k) {
@@ -72,9 +72,9 @@ struct Gru : Gates<GruGates> {
   }
   template <int PHASE> METHOD void backward(Block& k, int s, Real (&z)[1][kValues]) {
     Values &dh = z[0], dr, du, dn, dy;
-    sent_back(k, s, dh);
-    EACH_VALUE dh[i] += outer[i];
-    split_kept(k, s, dh);
+    from_next_step(k, s, dh);
+    EACH_VALUE dh[i] += d_out[i];
+    split_zoneout(k, s, dh);
     EACH_VALUE {
       const Real update = gates[kUpdate][i], n = gates[kNew][i];
       dn[i] = dh[i] * (1 - update) * (1 - n * n);                                       // (4') (3')

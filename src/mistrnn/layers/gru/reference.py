@@ -18,7 +18,7 @@ Options, the same for every layer:
 import torch
 from torch import Tensor
 
-from mistrnn.layers._recurrence import Past, Step, drop, linear, norms
+from mistrnn.layers.recurrence import StateHistory, Step, drop, linear, norms
 
 
 def gru(
@@ -32,7 +32,7 @@ def gru(
     hidden = weight_hh.size(1)
     norm_r, norm_z, norm_n = norms([hidden] * 3, gain, bias)
 
-    def step(x: Tensor, past: Past) -> tuple[Tensor]:
+    def step(x: Tensor, past: StateHistory) -> tuple[Tensor]:
         h = past(1)
         x_r, x_z, x_n = torch.split(x, hidden, dim=-1)
         h_r, h_z, h_n = torch.split(linear(drop(h, dropout), weight_hh), hidden, dim=-1)

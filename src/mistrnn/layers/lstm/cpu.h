@@ -1,13 +1,13 @@
-// The fused CPU form of LSTM; equation numbers as in reference.py, primed in the backward pass.
+// The CPU kernel of LSTM; equation numbers as in reference.py, primed in the backward pass.
 //
 // Saved for the backward pass: i, f, g, o and c (after zoneout), [H] each.
 #pragma once
 
-#include "kernels/cpp/recurrence.h"
+#include "kernels/cpu/memory_cell.h"
 
 namespace mistrnn::MISTRNN_ISA {
 
-template <class F> struct Lstm : PlainCell<F> {
+template <class F> struct Lstm : MemoryCell<F> {
   static constexpr long L = lanes<F>;
   static constexpr bool kSavesFresh = false;
   enum { kI, kF, kG, kO, kC };
@@ -17,21 +17,13 @@ template <class F> struct Lstm : PlainCell<F> {
     r.part(kI, 4, 0, r.H + 1 + r.I);
   }
 
-  void prepare(Rows<F>& r, long most, bool) {
-    c_ = r.template shared<F>(most * r.h_stride);  // forwards c, backwards its gradient
-  }
-
-  void begin(Rows<F>& r) {
-    for (long i : r.mine(r.count)) memcpy(c(r, i), initial(r, i), sizeof(F) * r.H);
-  }
-
   void forward(Rows<F>& r, long s, long n) {
     for (long i : r.mine(n)) r.read_h(0, i, r.past(i, s, 1)), r.read_x(0, i, s);
     r.forward(0, n);
     for (long i : r.mine(n)) {
       for (int gate = 0; gate < 4; gate++) r.norm(i, s, gate);
-      if (!r.sees(i, s, 1)) memset(c(r, i), 0, sizeof(F) * r.H);
-      F *zi = r.z(i, kI), *zf = r.z(i, kF), *zg = r.z(i, kG), *zo = r.z(i, kO), *cell = c(r, i);
+      if (!r.sees(i, s, 1)) memset(this->c(r, i), 0, sizeof(F) * r.H);
+      F *zi = r.z(i, kI), *zf = r.z(i, kF), *zg = r.z(i, kG), *zo = r.z(i, kO), *cell = this->c(r, i);
       const uint8_t* kept = r.kept(r.call.keep_c, r.call.keep_c_trial, i, s);
       const F p = F(r.call.zoneout);
       for (long j = 0; j < r.H; j += L) {
@@ -55,33 +47,13 @@ template <class F> struct Lstm : PlainCell<F> {
     }
   }
 
-  void finish(Rows<F>& r) {
-    for (long i : r.mine(r.call.final_c ? r.count : 0))
-      memcpy((F*)r.call.final_c + r.e * r.call.B * r.H + r.state_row(i, 0), c(r, i), sizeof(F) * r.H);
-  }
-
-  void begin_backward(Rows<F>& r) {
-    for (long i : r.mine(r.count)) {
-      const F* d = Rows<F>::template offset<const F>(r.call.d_final_c, r.e * r.call.d_final_c_trial + r.state_row(i, 0));
-      for (long j = 0; j < r.h_stride; j++) c(r, i)[j] = d && j < r.H ? d[j] : F(0);
-    }
-  }
-  F* beside(Rows<F>& r, long i) { return c(r, i); }
-  bool nothing_arrives(Rows<F>& r, long, long n) {
-    for (long i : r.mine(n))
-      for (long j = 0; j < r.H; j++)
-        if (!(c(r, i)[j] == F(0))) return false;
-    return true;
-  }
-  void cut(Rows<F>& r, long i) { memset(c(r, i), 0, sizeof(F) * r.H); }
-
   void backward(Rows<F>& r, long s, long n) {
     const F p = F(r.call.zoneout);
     for (long i : r.mine(n)) {
       const F *saved = r.saved(i, s), *dh = r.dh(i);
-      const F* previous = !r.sees(i, s, 1) ? r.zero_row : s > 0 ? r.saved(i, s - 1) + kC * r.H : initial(r, i);
+      const F* previous = this->previous(r, i, s, kC * r.H);
       const uint8_t* kept = r.kept(r.call.keep_c, r.call.keep_c_trial, i, s);
-      F* dc_row = c(r, i);
+      F* dc_row = this->c(r, i);
       for (long j = 0; j < r.H; j += L) {
         const Vec<F> in = load_at(saved + kI * r.H, j, r.H), forget = load_at(saved + kF * r.H, j, r.H);
         const Vec<F> g = load_at(saved + kG * r.H, j, r.H), out = load_at(saved + kO * r.H, j, r.H);
@@ -104,18 +76,6 @@ template <class F> struct Lstm : PlainCell<F> {
     r.backward(0, n, false);
     for (long i : r.mine(n)) r.send_back(i, r.du(0, i), r.carry(i));
   }
-
-  void finish_backward(Rows<F>& r) {
-    for (long i : r.mine(r.call.d_initial_c ? r.count : 0))
-      memcpy((F*)r.call.d_initial_c + r.e * r.call.B * r.H + r.state_row(i, 0), c(r, i), sizeof(F) * r.H);
-  }
-
- private:
-  F* c(Rows<F>& r, long i) { return c_ + i * r.h_stride; }
-  const F* initial(Rows<F>& r, long i) {
-    return (const F*)r.call.initial_c + r.e * r.call.initial_c_trial + r.state_row(i, 0);
-  }
-  F* c_ = nullptr;
 };
 
 }  // namespace mistrnn::MISTRNN_ISA

@@ -1,13 +1,13 @@
 // The fused GPU form of LSTM; equation numbers as in reference.py, primed in the backward pass.
 #pragma once
 
-#include "kernels/cuh/recurrence.cuh"
+#include "kernels/cuda/persistent/recurrence.cuh"
 
 enum { kI, kF, kGate, kO, kC };
 
 struct LstmGates {
-  static constexpr int kGates = 4, kGradients = 4, kExtra = 0, kGroups = 1;
-  static constexpr int kSaved = 5, kFresh = -1, kState = -1;  // the record: i, f, g, o and c after zoneout
+  static constexpr int kGates = 4, kGradients = 4, kLagRows = 0, kGroups = 1;
+  static constexpr int kSaved = 5, kFreshState = -1, kState = -1;  // the record: i, f, g, o and c after zoneout
   static constexpr bool kPublishesAll = false;
   static METHOD constexpr int gate_row(int g) { return g * H; }
   static METHOD constexpr int gradient_column(int g) { return g * H; }
@@ -18,7 +18,7 @@ struct Lstm : Gates<LstmGates> {
 
   METHOD int first_step(Block& k) {
     k.load_state(k.args.initial_c, k.args.initial_c_trial, 0, c);
-    hide(k, 0, c);
+    mask_resets(k, 0, c);
     return 0;
   }
 
@@ -37,19 +37,19 @@ struct Lstm : Gates<LstmGates> {
     EACH_VALUE {
       const Real now = gate[kF][i] * c[i] + gate[kI][i] * gate[kGate][i];               // (5)
       fresh[i] = gate[kO][i] * tanh_of(now);                                            // (6)
-      if (k.is_active(s, i)) c[i] = k.keep(k.args.keep_c, k.args.keep_c_trial, s, i, c[i], now);
+      if (k.is_active(s, i)) c[i] = k.apply_zoneout(k.args.keep_c, k.args.keep_c_trial, s, i, c[i], now);
     }
-    Values kept;
-    EACH_VALUE kept[i] = c[i];
-    hide(k, s + 1, c);
+    Values is_kept;
+    EACH_VALUE is_kept[i] = c[i];
+    mask_resets(k, s + 1, c);
     new_state(k, s, fresh);
     if (kSave) {
 #pragma unroll
-      for (int g = 0; g < 4; g++) store_all(k.record(s, g), gate[g]);
-      store_all(k.record(s, kC), kept);
+      for (int g = 0; g < 4; g++) store_all(k.saved(s, g), gate[g]);
+      store_all(k.saved(s, kC), is_kept);
     }
   }
-  template <int TALL> METHOD void finish(Block& k, Real (&z)[TALL][kValues]) {
+  template <int ROW_BLOCKS> METHOD void finish(Block& k, Real (&z)[ROW_BLOCKS][kValues]) {
     if (BACKWARD) {
       finish_backward(k, z[0]);
       if (k.args.d_initial_c) k.store_state(k.args.d_initial_c, 1, 0, c);
@@ -59,16 +59,16 @@ struct Lstm : Gates<LstmGates> {
     }
   }
 
-  Values gates[4], previous, outer;  // read one step ahead
+  Values gates[4], previous, d_out;  // read one step ahead
 
   METHOD void load(Block& k, int s) {
     if (s < 0) return;
 #pragma unroll
-    for (int g = 0; g < 4; g++) load_all(k.record(s, g), gates[g]);
-    if (s > 0) load_all(k.record(s - 1, kC), previous);
+    for (int g = 0; g < 4; g++) load_all(k.saved(s, g), gates[g]);
+    if (s > 0) load_all(k.saved(s - 1, kC), previous);
     else k.load_state(k.args.initial_c, k.args.initial_c_trial, 0, previous);
-    hide(k, s, previous);
-    load_outer(k, s, outer);
+    mask_resets(k, s, previous);
+    load_d_output(k, s, d_out);
     k.load_x(s);
   }
   METHOD void begin_backward(Block& k) {
@@ -80,15 +80,15 @@ struct Lstm : Gates<LstmGates> {
   template <int PHASE> METHOD void backward(Block& k, int s, Real (&z)[1][kValues]) {
     Values& dh = z[0];
     Values dz[4];
-    sent_back(k, s, dh);
-    EACH_VALUE dh[i] += outer[i];
-    split_kept(k, s, dh);
+    from_next_step(k, s, dh);
+    EACH_VALUE dh[i] += d_out[i];
+    split_zoneout(k, s, dh);
     write_probe(k, k.args.d_probe_c, s, c);
     EACH_VALUE {
       const Real in = gates[kI][i], forget = gates[kF][i], g = gates[kGate][i], out = gates[kO][i];
       const Real now = tanh_of(forget * previous[i] + in * g);
       Real to_new = c[i];
-      const Real to_old = k.kept_share(k.args.keep_c, k.args.keep_c_trial, s, i, to_new);
+      const Real to_old = k.zoneout_share(k.args.keep_c, k.args.keep_c_trial, s, i, to_new);
       const Real dc = to_new + dh[i] * out * (1 - now * now);                           // (6')
       dz[kO][i] = dh[i] * now * out * (1 - out);                                        // (4')
       dz[kI][i] = dc * g * in * (1 - in);                                               // (1')
@@ -96,7 +96,7 @@ struct Lstm : Gates<LstmGates> {
       dz[kGate][i] = dc * in * (1 - g * g);                                             // (3')
       if (k.is_active(s, i)) c[i] = to_old + dc * forget;                               // (5')
     }
-    hide(k, s, c);
+    mask_resets(k, s, c);
 #pragma unroll
     for (int g = 0; g < 4; g++) {
       norm_backward(k, s, g, dz[g]);

@@ -5,10 +5,10 @@
     (3)  g_t = tanh(W_ig x_t + W_hg h_{t-1} + b_g)                 candidate
     (4)  o_t = sigmoid(W_io x_t + W_ho h_{t-1} + b_o)              output gate
     (5)  c_t = f_t * c_{t-1} + i_t * g_t                           memory cell
-    (6)  h_t = o_t * tanh(c_t)
+    (6)  h_t = o_t * tanh(c_t), with a projection h_t = W_hr (o_t * tanh(c_t))
 
-Shapes: x_t [B, I], the rest [B, H]. B batch, I input, H hidden. The parameters stack the rows of i, f, g and o:
-weight_ih [4H, I], weight_hh [4H, H], bias [4H].
+Shapes: x_t [B, I], h_t [B, H], or [B, P] with a projection, the rest [B, H]. B batch, I input, H hidden, P projection. The
+parameters stack the rows of i, f, g and o: weight_ih [4H, I], weight_hh [4H, H] or [4H, P], bias [4H]; weight_hr [P, H].
 
 Options, the same for every layer:
     layer norm          a pre-activation z + b becomes norm(z) * gain + b, over the H units of each gate
@@ -20,15 +20,21 @@ Options, the same for every layer:
 import torch
 from torch import Tensor
 
-from mistrnn.layers._recurrence import Past, Step, drop, linear, norms
+from mistrnn.layers.recurrence import StateHistory, Step, drop, linear, norms
 
 
-def lstm(weight_hh: Tensor, bias: Tensor | None, gain: Tensor | None, dropout: Tensor | None) -> Step:
+def lstm(
+    weight_hh: Tensor,
+    bias: Tensor | None,
+    gain: Tensor | None,
+    dropout: Tensor | None,
+    weight_hr: Tensor | None = None,
+) -> Step:
     """Return the step of an LSTM; its x is weight_ih x_t, with the bias already added unless there is a gain."""
-    hidden = weight_hh.size(1)
+    hidden = weight_hh.size(0) // 4
     norm_i, norm_f, norm_g, norm_o = norms([hidden] * 4, gain, bias)
 
-    def step(x: Tensor, past: Past) -> tuple[Tensor, Tensor]:
+    def step(x: Tensor, past: StateHistory) -> tuple[Tensor, Tensor]:
         z = x + linear(drop(past(1), dropout), weight_hh)
         z_i, z_f, z_g, z_o = torch.split(z, hidden, dim=-1)
         i = torch.sigmoid(norm_i(z_i))  # (1)
@@ -37,6 +43,6 @@ def lstm(weight_hh: Tensor, bias: Tensor | None, gain: Tensor | None, dropout: T
         o = torch.sigmoid(norm_o(z_o))  # (4)
         c = f * past(1, component=1) + i * g  # (5)
         h = o * torch.tanh(c)  # (6)
-        return h, c
+        return h if weight_hr is None else linear(h, weight_hr), c
 
     return step

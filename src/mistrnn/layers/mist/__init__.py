@@ -1,5 +1,6 @@
-"""MIST: its equations (`reference`) and its module (`layer`)."""
+"""MIST: its equations (`reference`), its declaration (`cell`) and its module (`layer`)."""
 
+from mistrnn.layers.mist.cell import CELL
 from mistrnn.layers.mist.layer import MIST
 
-__all__ = ["MIST"]
+__all__ = ["CELL", "MIST"]

@@ -1,13 +1,13 @@
-// The fused CPU form of MIST; equation numbers as in reference.py, primed in the backward pass.
+// The CPU kernel of MIST; equation numbers as in reference.py, primed in the backward pass.
 //
 // Saved for the backward pass: a_t [D] and r_t [H]. The mixed history is computed again from the states.
 #pragma once
 
-#include "kernels/cpp/recurrence.h"
+#include "kernels/cpu/recurrence.h"
 
 namespace mistrnn::MISTRNN_ISA {
 
-template <class F> struct Mist : PlainCell<F> {
+template <class F> struct Mist : CellDefaults<F> {
   static constexpr long L = lanes<F>;
   enum { kA, kR, kH };  // gates
   enum { kGates, kNew };  // products, and what they read: [h | 1 | x] and [r * m | 1 | x]

@@ -4,11 +4,11 @@
 // is computed again from the states.
 #pragma once
 
-#include "kernels/cuh/recurrence.cuh"
+#include "kernels/cuda/persistent/recurrence.cuh"
 
 struct MistGates {
-  static constexpr int kGates = 2, kGradients = 2, kExtra = D, kGroups = 1;
-  static constexpr int kState = 0, kFresh = kMixture ? 2 : -1, kSaved = kMixture ? 3 : 2;  // the record: h, r, the new state
+  static constexpr int kGates = 2, kGradients = 2, kLagRows = D, kGroups = 1;
+  static constexpr int kState = 0, kFreshState = kMixture ? 2 : -1, kSaved = kMixture ? 3 : 2;  // the record: h, r, the new state
   static constexpr bool kPublishesAll = false;
   static METHOD constexpr int gate_row(int g) { return D + g * H; }
   static METHOD constexpr int gradient_column(int g) { return D + g * H; }
@@ -18,21 +18,21 @@ struct Mist : Gates<MistGates> {
   enum { kR, kH };
   typedef Real OfDelays[kSlots][kRows];  // numbers of the delays that are this lane's
 
-  static constexpr int kSoon = Block::kSoon;
+  static constexpr int kPrefetchSteps = Block::kPrefetchSteps;
   Values history[D];  // the states that the next step mixes
   OfDelays a;
 
   METHOD void load_history(Block& k, int s) {
     EACH_DELAY {
       if (!BACKWARD && delay(d) == 1) continue;
-      load_all(k.record(s - delay(d), 0), history[d]);
-      if (kReset) EACH_VALUE if (k.is_active(s, i) && !k.sees(s, delay(d), row_of(i))) history[d][i] = 0;
+      load_all(k.saved(s - delay(d), 0), history[d]);
+      if (kReset) EACH_VALUE if (k.is_active(s, i) && !k.can_read(s, delay(d), row_of(i))) history[d][i] = 0;
     }
   }
   METHOD void begin_forward(Block& k) {
     in_batches(
         M, [&](int m, Values& v) { k.load_state(k.args.initial_h, k.args.initial_h_trial, m, v); },
-        [&](int m, Values& v) { store_all(k.record(m - M, 0), v); });
+        [&](int m, Values& v) { store_all(k.saved(m - M, 0), v); });
     find_own_delays();
     load_history(k, 0);
     Gates<MistGates>::begin_forward(k);
@@ -45,34 +45,34 @@ struct Mist : Gates<MistGates> {
       own_delay[slot] = 0;
 #pragma unroll
       for (int n = 0; n < D; n++) if (n == d) own_delay[slot] = delay(n);
-      hold(own_delay[slot]);
+      make_opaque(own_delay[slot]);
     }
   }
   // Tell memory of what is far away: of a vector of the warp for each delay, the lanes that have the delay take 128 bytes each.
   METHOD void prefetch_warp(Block& k, const Real* vector) const {
 #pragma unroll
-    for (int n = 0; n < kPlaces * (int)sizeof(Real) / 16; n++) prefetch((const char*)vector + ((k.lane & 3) * 128 + n * 512));
+    for (int n = 0; n < kSavedValues * (int)sizeof(Real) / 16; n++) prefetch((const char*)vector + ((k.lane & 3) * 128 + n * 512));
   }
   // ... the states that step s will mix, ...
   METHOD void prefetch_history(Block& k, int s) const {
-    EACH_SLOT if (own_delay[slot] > kSoon) prefetch_warp(k, k.record(s - own_delay[slot], 0) - k.place);
+    EACH_SLOT if (own_delay[slot] > kPrefetchSteps) prefetch_warp(k, k.saved(s - own_delay[slot], 0) - k.place);
   }
   // ... and backwards what the sum (3') will need.
   METHOD void prefetch_later(Block& k, int s) const {
-    EACH_SLOT if (own_delay[slot] > kSoon) prefetch_warp(k, dm_of(s + own_delay[slot]) - k.lane * kValues);
+    EACH_SLOT if (own_delay[slot] > kPrefetchSteps) prefetch_warp(k, dm_of(s + own_delay[slot]) - k.lane * kValues);
   }
   METHOD int first_step(Block&) { return 0; }
   template <int PHASE> METHOD void read_ahead(Block& k, int s) {
     if (!BACKWARD) {
-      if (PHASE == 0) k.load_x(s), load_projected(k, s, kR), load_projected_extra(k, s);
-      else load_projected(k, s, kH), load_history(k, s + 1), prefetch_history(k, s + kSoon);
+      if (PHASE == 0) k.load_x(s), load_projected(k, s, kR), load_projected_lags(k, s);
+      else load_projected(k, s, kH), load_history(k, s + 1), prefetch_history(k, s + kPrefetchSteps);
     } else if (PHASE == 0) {
       load_mixture(k, s);
-      if (s >= kSoon) {
-        prefetch(k.record(s - kSoon, 1));
+      if (s >= kPrefetchSteps) {
+        prefetch(k.saved(s - kPrefetchSteps, 1));
         // While memory has little else to do, that is; at 50 trials of one block each it costs more than it brings.
-        if (C > 1) prefetch_history(k, s - kSoon), prefetch_later(k, s - kSoon);
-        else prefetch(k.record(s - kSoon - M, 0));
+        if (C > 1) prefetch_history(k, s - kPrefetchSteps), prefetch_later(k, s - kPrefetchSteps);
+        else prefetch(k.saved(s - kPrefetchSteps - M, 0));
       }
     } else {
       if (s > 0) load_later(k, s - 1);
@@ -80,27 +80,27 @@ struct Mist : Gates<MistGates> {
       if (s > 0) load_step(k, s - 1);
     }
   }
-  METHOD void store_extra(Block& k, int s, int part, const OfDelays& v) const {
+  METHOD void store_saved_lags(Block& k, int s, int part, const OfDelays& v) const {
     if (k.warp == 0 && k.cta == 0)
-      EACH_SLOT EACH_ROW k.extra_record(s, part)[slot * kRecordRows + j] = v[slot][j];
+      EACH_SLOT EACH_ROW k.saved_lags(s, part)[slot * kSavedSequences + j] = v[slot][j];
   }
-  METHOD void load_extra(Block& k, int s, int part, OfDelays& v) const {
-    EACH_SLOT EACH_ROW v[slot][j] = k.extra_record(s, part)[slot * kRows + j];
+  METHOD void load_saved_lags(Block& k, int s, int part, OfDelays& v) const {
+    EACH_SLOT EACH_ROW v[slot][j] = k.saved_lags(s, part)[slot * kRows + j];
   }
 
-  METHOD void norm_extra(Block& k, int s, OfDelays& v) {
+  METHOD void norm_lags(Block& k, int s, OfDelays& v) {
     if (!kNorm) return;
     OfDelays scale;
     EACH_ROW {
       Real mean = 0, square = 0;
       EACH_SLOT if (d < D) mean += v[slot][j];
-      mean = Block::over_lanes(mean) / D;
+      mean = Block::sum_over_lanes(mean) / D;
       EACH_SLOT if (d < D) v[slot][j] -= mean, square += v[slot][j] * v[slot][j];
-      square = Block::over_lanes(square);
+      square = Block::sum_over_lanes(square);
       EACH_SLOT scale[slot][j] = 1 / sqrt(square / D + Real(1e-5)), v[slot][j] *= scale[slot][j];
     }
-    if (kSave) store_extra(k, s, 1, v), store_extra(k, s, 2, scale);
-    EACH_ROW EACH_SLOT if (d < D) v[slot][j] = v[slot][j] * extra_table[slot][kTableRows - 1] + extra_table[slot][0];
+    if (kSave) store_saved_lags(k, s, 1, v), store_saved_lags(k, s, 2, scale);
+    EACH_ROW EACH_SLOT if (d < D) v[slot][j] = v[slot][j] * lag_parameters[slot][kParameterRows - 1] + lag_parameters[slot][0];
   }
 
   template <int PHASE> METHOD void forward(Block& k, int s, Real (&z)[1][kValues]) {
@@ -110,11 +110,11 @@ struct Mist : Gates<MistGates> {
   // What each warp's units give to the softmax, or to its gradient, goes around with what is published, to be added up by all.
   int which = 0;
   METHOD Real* shares(Block& k, int warp) const {
-    return k.extra_totals + ((which * C * W + warp) * 32 + k.lane) * kExtraWidth;
+    return k.softmax_buffer + ((which * C * W + warp) * 32 + k.lane) * kSoftmaxWidth;
   }
   METHOD void share(Block& k, const OfDelays& own) {
-    EACH_SLOT EACH_ROW k.tell(shares(k, k.cta * W + k.warp) + slot * kRows + j, own[slot][j], k.counters + k.buffer);
-    k.sent += 32 * kExtraWidth * (int)sizeof(Real);
+    EACH_SLOT EACH_ROW k.broadcast(shares(k, k.cta * W + k.warp) + slot * kRows + j, own[slot][j], k.mbarriers + k.buffer);
+    k.sent += 32 * kSoftmaxWidth * (int)sizeof(Real);
   }
   METHOD void add_shares(Block& k, OfDelays& v) {
 #pragma unroll 9
@@ -130,18 +130,18 @@ struct Mist : Gates<MistGates> {
   }
   METHOD void mix(Block& k, int s, Values& r) {
     Values m;
-    EACH_SLOT EACH_ROW a[slot][j] = extra_input(k, slot, j);
+    EACH_SLOT EACH_ROW a[slot][j] = lag_input(k, slot, j);
     add_shares(k, a);
     EACH_SLOT EACH_ROW if (d >= D) a[slot][j] = Real(-3.4e38);  // as low as float32 goes
     add_input(k, kR, r);
-    norm_extra(k, s, a);
+    norm_lags(k, s, a);
     norm(k, s, kR, r);
     EACH_ROW {
       Real top = a[0][j];
       EACH_SLOT top = a[slot][j] > top ? a[slot][j] : top;
 #pragma unroll
       for (int distance = 4; distance < 32; distance *= 2) {
-        const Real other = from_other_lane(top, distance);
+        const Real other = shuffle_xor(top, distance);
         top = other > top ? other : top;
       }
       EACH_SLOT a[slot][j] = exp_of(a[slot][j] - top);
@@ -166,7 +166,7 @@ struct Mist : Gates<MistGates> {
     }
     k.publish(0, m);
     k.arrive();
-    if (kSave) store_all(k.record(s, 1), r), store_extra(k, s, 0, a);
+    if (kSave) store_all(k.saved(s, 1), r), store_saved_lags(k, s, 0, a);
   }
   METHOD void renew(Block& k, int s, Values& v) {
     add_input(k, kH, v);
@@ -174,17 +174,17 @@ struct Mist : Gates<MistGates> {
     EACH_VALUE v[i] = tanh_of(v[i]);                                                    // (4)
     new_state(k, s, v, [&] { share_softmax(k); });
   }
-  template <int TALL> METHOD void finish(Block& k, Real (&z)[TALL][kValues]) {
+  template <int ROW_BLOCKS> METHOD void finish(Block& k, Real (&z)[ROW_BLOCKS][kValues]) {
     if (BACKWARD) return finish_initial(k, z[0]);
     finish_forward(k);
     OfDelays zeros;  // no step after the last reads a state
     EACH_SLOT EACH_ROW zeros[slot][j] = 0;
-    for (int m = 0; kSave && m < M; m++) store_extra(k, (int)k.args.T + m, 0, zeros);
+    for (int m = 0; kSave && m < M; m++) store_saved_lags(k, (int)k.args.T + m, 0, zeros);
   }
 
   // Backwards. dm of all steps lies in a stream of its own, with zeros for M steps after the last; that of the very last
   // step that was computed is here, too.
-  Values dm, later[D], state, outer, reset;
+  Values dm, later[D], state, d_out, reset;
   OfDelays a_later;
   Softmax::Gradient d_softmax;  // of the step that was computed last
   Real* dm_stream;
@@ -194,8 +194,8 @@ struct Mist : Gates<MistGates> {
   METHOD void load_later(Block& k, int s) {
     EACH_SLOT EACH_ROW {
       const int at = s + own_delay[slot];
-      a_later[slot][j] = k.extra_record(at, 0)[slot * kRows + j];
-      if (d >= D || ((kLengths || kReset) && (at >= k.end(j) || !k.sees(at, own_delay[slot], j)))) a_later[slot][j] = 0;
+      a_later[slot][j] = k.saved_lags(at, 0)[slot * kRows + j];
+      if (d >= D || ((kLengths || kReset) && (at >= k.end(j) || !k.can_read(at, own_delay[slot], j)))) a_later[slot][j] = 0;
     }
     EACH_DELAY if (delay(d) != 1) load_all(dm_of(s + delay(d)), later[d]);
   }
@@ -204,8 +204,8 @@ struct Mist : Gates<MistGates> {
     EACH_SLOT EACH_ROW {
       const int at = s + own_delay[slot];
       a_later[slot][j] = 0;
-      if (d < D && at >= 0 && at < k.end(j) && k.sees(at, own_delay[slot], j))
-        a_later[slot][j] = k.extra_record(at, 0)[slot * kRows + j];
+      if (d < D && at >= 0 && at < k.end(j) && k.can_read(at, own_delay[slot], j))
+        a_later[slot][j] = k.saved_lags(at, 0)[slot * kRows + j];
     }
     EACH_DELAY {
       EACH_VALUE later[d][i] = 0;
@@ -213,21 +213,21 @@ struct Mist : Gates<MistGates> {
     }
   }
   METHOD void load_step(Block& k, int s) {
-    load_all(k.record(s, kMixture ? 2 : 0), state);
-    load_outer(k, s, outer);
+    load_all(k.saved(s, kMixture ? 2 : 0), state);
+    load_d_output(k, s, d_out);
     k.load_x(s);
   }
   // What the gates at step s need.
   METHOD void load_mixture(Block& k, int s) {
-    load_extra(k, s, 0, a);
-    load_all(k.record(s, 1), reset);
+    load_saved_lags(k, s, 0, a);
+    load_all(k.saved(s, 1), reset);
     load_history(k, s);
   }
   METHOD void begin_backward(Block& k) {
     Gates<MistGates>::begin_backward(k);
     const long warp = ((k.e * (gridDim.x / C) + blockIdx.x / C) * C + k.cta) * W + k.warp;
-    dm_stream = k.args.ring + (warp * (k.args.T + M) * 32 + k.lane) * kValues;
-    hold(dm_stream);
+    dm_stream = k.args.workspace + (warp * (k.args.T + M) * 32 + k.lane) * kValues;
+    make_opaque(dm_stream);
     OfDelays zeros;
     EACH_SLOT EACH_ROW zeros[slot][j] = 0;
     softmax.take(k, zeros, d_softmax);
@@ -237,7 +237,7 @@ struct Mist : Gates<MistGates> {
     if (k.args.T > 0) load_later(k, (int)k.args.T - 1), load_step(k, (int)k.args.T - 1);
   }
   // (3') the sum over d of a_{s+d} dm_{s+d}
-  METHOD void gather(Block& k, Values& dh) const {
+  METHOD void state_gradient(Block& k, Values& dh) const {
     EACH_DELAY {
       Rows weight;
       EACH_ROW weight[j] = k.from_owner(a_later, d, j);
@@ -251,10 +251,10 @@ struct Mist : Gates<MistGates> {
   }
   METHOD void renew_backward(Block& k, int s, Values& dh) {
     softmax.send_back(k, d_softmax, dh);
-    sent_back(k, s, dh);
-    EACH_VALUE dh[i] += outer[i];
-    gather(k, dh);
-    split_kept(k, s, dh);
+    from_next_step(k, s, dh);
+    EACH_VALUE dh[i] += d_out[i];
+    state_gradient(k, dh);
+    split_zoneout(k, s, dh);
     EACH_VALUE dh[i] *= 1 - state[i] * state[i];                                        // (4')
     norm_backward(k, s, kH, dh);
     clear_padding(k, s, dh);
@@ -290,15 +290,15 @@ struct Mist : Gates<MistGates> {
     clear_padding(k, s, dq);
     k.publish(0, dq);
     // All from here on is linear in da, so that each warp may do it with the sums over its own units.
-    k.add_to_owners(da, da_own);
-    if (kNorm) k.add_owners(da_own);  // but for the sums that layer norm takes
+    k.reduce_to_owners(da, da_own);
+    if (kNorm) k.sum_owners_over_warps(da_own);  // but for the sums that layer norm takes
     EACH_ROW {
       Real mean = 0;
       EACH_SLOT if (d < D) mean += a[slot][j] * da_own[slot][j];
-      mean = Block::over_lanes(mean);
+      mean = Block::sum_over_lanes(mean);
       EACH_SLOT da_own[slot][j] = d < D && k.active(s, j) ? a[slot][j] * (da_own[slot][j] - mean) : Real(0);  // (1')
     }
-    norm_extra_backward(k, s, da_own);
+    norm_lags_backward(k, s, da_own);
     if (kNorm && (k.cta > 0 || k.warp > 0)) EACH_SLOT EACH_ROW da_own[slot][j] = 0;
     share(k, da_own);
     k.arrive();
@@ -311,40 +311,40 @@ struct Mist : Gates<MistGates> {
     EACH_SLOT EACH_ROW da[slot][j] = 0;
     add_shares(k, da);
     softmax.take(k, da, d_softmax);
-    extra_gradient(k, s, da);
+    lag_gradient(k, s, da);
   }
-  METHOD void extra_gradient(Block& k, int s, const OfDelays& v) {
+  METHOD void lag_gradient(Block& k, int s, const OfDelays& v) {
     EACH_SLOT EACH_ROW {
-      if (!kNorm) sum_extra[slot][0] += v[slot][j];
-      if (kSumsX) sum_extra[slot][kSumsX] += v[slot][j] * k.x[j];
+      if (!kNorm) lag_sums[slot][0] += v[slot][j];
+      if (kSumsX) lag_sums[slot][kSumsX] += v[slot][j] * k.x[j];
       if (k.warp == 0 && d < D && k.cta == 0 && k.in_batch(j))
-        k.gradient_now[sequence_of(j) * kColumnStride + d - k.unit] = v[slot][j];
+        k.gradient_now[sequence_of(j) * kGradientStride + d - k.unit] = v[slot][j];
     }
   }
-  METHOD void norm_extra_backward(Block& k, int s, OfDelays& v) {
+  METHOD void norm_lags_backward(Block& k, int s, OfDelays& v) {
     if (!kNorm) return;
     OfDelays normed, scale;
-    load_extra(k, s, 1, normed), load_extra(k, s, 2, scale);
+    load_saved_lags(k, s, 1, normed), load_saved_lags(k, s, 2, scale);
     EACH_ROW {
       Real mean = 0, slope = 0;
       EACH_SLOT {
         if (d >= D || !k.active(s, j)) v[slot][j] = normed[slot][j] = scale[slot][j] = 0;
-        sum_extra[slot][0] += v[slot][j], sum_extra[slot][kKinds - 1] += v[slot][j] * normed[slot][j];
-        v[slot][j] *= extra_table[slot][kTableRows - 1];
+        lag_sums[slot][0] += v[slot][j], lag_sums[slot][kReductions - 1] += v[slot][j] * normed[slot][j];
+        v[slot][j] *= lag_parameters[slot][kParameterRows - 1];
         mean += v[slot][j], slope += v[slot][j] * normed[slot][j];
       }
-      mean = Block::over_lanes(mean) / D, slope = Block::over_lanes(slope) / D;
+      mean = Block::sum_over_lanes(mean) / D, slope = Block::sum_over_lanes(slope) / D;
       EACH_SLOT v[slot][j] = scale[slot][j] * (v[slot][j] - mean - normed[slot][j] * slope);
     }
   }
   METHOD void finish_initial(Block& k, Values& sent) {
     softmax.send_back(k, d_softmax, sent);
-    sent_back(k, -1, sent);
+    from_next_step(k, -1, sent);
     for (int back = 1; back <= M && k.args.d_initial_h; back++) {
       Values dh;
-      load_outer(k, -back, dh);
+      load_d_output(k, -back, dh);
       load_later_before(k, -back);
-      gather(k, dh);
+      state_gradient(k, dh);
       if (back == 1) EACH_VALUE dh[i] += sent[i];
       k.store_state(k.args.d_initial_h, M, M - back, dh);
     }

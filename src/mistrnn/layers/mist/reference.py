@@ -20,7 +20,7 @@ Options, the same for every layer:
 import torch
 from torch import Tensor
 
-from mistrnn.layers._recurrence import Past, Step, drop, linear, norms
+from mistrnn.layers.recurrence import StateHistory, Step, drop, linear, norms
 
 
 def mist(
@@ -35,7 +35,7 @@ def mist(
     norm_a, norm_r, norm_h = norms([count, hidden, hidden], gain, bias)
     weight_gates, weight_h = torch.split(weight_hh, [count + hidden, hidden])
 
-    def step(x: Tensor, past: Past) -> tuple[Tensor]:
+    def step(x: Tensor, past: StateHistory) -> tuple[Tensor]:
         x_a, x_r, x_h = torch.split(x, [count, hidden, hidden], dim=-1)
         gates = linear(drop(past(1), dropout), weight_gates)
         z_a, z_r = torch.split(gates, [count, hidden], dim=-1)

@@ -1,11 +1,11 @@
-// The fused CPU form of the simple NARX RNN; equation numbers as in reference.py, primed in the backward pass.
+// The CPU kernel of the simple NARX RNN; equation numbers as in reference.py, primed in the backward pass.
 #pragma once
 
-#include "kernels/cpp/recurrence.h"
+#include "kernels/cpu/recurrence.h"
 
 namespace mistrnn::MISTRNN_ISA {
 
-template <class F> struct Narx : PlainCell<F> {
+template <class F> struct Narx : CellDefaults<F> {
   static constexpr long L = lanes<F>;
   enum { kAll, kX, kDelay };  // products: everything forwards; backwards x by itself, and from here on delay by delay
 

@@ -5,24 +5,24 @@
 // units, so that nobody waits for anybody.
 #pragma once
 
-#include "kernels/cuh/recurrence.cuh"
+#include "kernels/cuda/persistent/recurrence.cuh"
 
 struct NarxGates {
-  static constexpr int kGates = 1, kGradients = 1, kExtra = 0, kGroups = 1;
-  static constexpr int kSaved = 1, kFresh = 0, kState = -1;  // the record: the new state
+  static constexpr int kGates = 1, kGradients = 1, kLagRows = 0, kGroups = 1;
+  static constexpr int kSaved = 1, kFreshState = 0, kState = -1;  // the record: the new state
   static constexpr bool kPublishesAll = true;  // a reset hides no state from `give`, which asks for every delay itself
   static METHOD constexpr int gate_row(int) { return 0; }
   static METHOD constexpr int gradient_column(int) { return 0; }
 };
 
-struct Narx : OneRecord<NarxGates> {
+struct Narx : OneSavedVector<NarxGates> {
   static constexpr bool kAllBegin = true;
   Real* ring;  // the sums under way of M steps
 
   METHOD void begin(Block& k) {
     Gates<NarxGates>::begin(k);
     const long warp = ((k.e * (gridDim.x / C) + blockIdx.x / C) * C + k.cta) * W + k.warp;
-    ring = k.args.ring + (warp * M * 32 + k.lane) * kValues;
+    ring = k.args.workspace + (warp * M * 32 + k.lane) * kValues;
     Values zeros;
     EACH_VALUE zeros[i] = 0;
     for (int m = 0; k.has_units && m < M; m++) store_all(slot_of(m), zeros);
@@ -46,7 +46,7 @@ struct Narx : OneRecord<NarxGates> {
       const int later = s + delay(d);
       if (later < 0) continue;
       if (kReset || kLengths)
-        EACH_VALUE if (later >= k.end(row_of(i)) || !k.sees(later, delay(d), row_of(i))) z[d][i] = 0;
+        EACH_VALUE if (later >= k.end(row_of(i)) || !k.can_read(later, delay(d), row_of(i))) z[d][i] = 0;
       if (later < (int)k.args.T) add(later, z[d]);
     }
   }
@@ -81,7 +81,7 @@ struct Narx : OneRecord<NarxGates> {
       return k.arrive();
     }
     if (s == 0) k.load_state(k.args.initial_h, k.args.initial_h_trial, M - 1, h);
-    hide(k, s, h);
+    mask_resets(k, s, h);
     Values v;
     take(s, v);
     add_input(k, 0, v);
@@ -95,10 +95,10 @@ struct Narx : OneRecord<NarxGates> {
     for (int m = M - 1; m >= 0 && k.args.d_initial_h; m--) {
       Values dh;
       take(m - M, dh);
-      load_outer(k, m - M, outer);
+      load_d_output(k, m - M, d_out);
       EACH_VALUE {
-        dh[i] += outer[i];
-        if (m == M - 1 && k.end(row_of(i)) > 0 && k.sees(0, 1, row_of(i))) dh[i] += h[i];
+        dh[i] += d_out[i];
+        if (m == M - 1 && k.end(row_of(i)) > 0 && k.can_read(0, 1, row_of(i))) dh[i] += h[i];
       }
       k.store_state(k.args.d_initial_h, M, m, dh);
     }
@@ -109,7 +109,7 @@ struct Narx : OneRecord<NarxGates> {
     EACH_DELAY {
       EACH_VALUE {
         if (kDropout) z[d][i] *= drop[i];
-        if (!k.is_active(s, i) || !k.sees(s, delay(d), row_of(i))) z[d][i] = 0;
+        if (!k.is_active(s, i) || !k.can_read(s, delay(d), row_of(i))) z[d][i] = 0;
       }
       add(s - delay(d), z[d]);
     }
@@ -119,11 +119,11 @@ struct Narx : OneRecord<NarxGates> {
     if (s + 1 < (int)k.args.T) give_back(k, s + 1, z);
     take(s, dh);
     EACH_VALUE {
-      if (s + 1 < k.end(row_of(i)) && k.sees(s + 1, 1, row_of(i))) dh[i] += h[i];
-      dh[i] += outer[i];
+      if (s + 1 < k.end(row_of(i)) && k.can_read(s + 1, 1, row_of(i))) dh[i] += h[i];
+      dh[i] += d_out[i];
       h[i] = 0;
     }
-    split_kept(k, s, dh);
+    split_zoneout(k, s, dh);
     EACH_VALUE dh[i] *= 1 - state[i] * state[i];  // (1')
     norm_backward(k, s, 0, dh);
     clear_padding(k, s, dh);

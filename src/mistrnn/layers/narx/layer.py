@@ -3,34 +3,35 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
-from mistrnn.layers import _checks, _forms
-from mistrnn.layers._forms import Weights
-from mistrnn.layers._layer import RecurrentLayer
-from mistrnn.layers._recurrence import Step
-from mistrnn.layers.narx.reference import narx
+from mistrnn._docstrings import inherits_arguments
+from mistrnn.layers import checks
+from mistrnn.layers.base import RecurrentLayer
+from mistrnn.layers.narx.cell import CELL
 
 
+@inherits_arguments
 class NARX(RecurrentLayer):
     """Simple NARX RNN: a recurrent matrix for each delay; the equation is in `mistrnn.layers.narx.reference`.
 
     Args:
         delays: n for 1, 2, 3, ... n, or any list of distinct positive ints.
 
-    The other arguments as in `RecurrentLayer`. Parameters of layer k (suffix `_reverse` for the second direction):
-    `weight_ih_lk` [H, I], `weight_hh_lk` [H, D * H], delay after delay in the order of `delays`, `bias_lk` [H].
-    State: the last max(delays) states, oldest first, [layers * directions, max(delays), B, H].
+    Parameters of layer k (suffix `_reverse` for the second direction): `weight_ih_lk` [H, I], `weight_hh_lk` [H, D * H], delay
+    after delay in the order of `delays`, `bias_lk` [H].
+
+    State: the pair (h [layers * directions, B, H], history [layers * directions, max(delays), B, H]), a `HistoryState`; h is
+    what torch.nn.LSTM calls h_n, and the history holds the last max(delays) of them, oldest first. A tensor h alone starts from
+    it, with zeros before.
 
     >>> import torch
     >>> layer = NARX(input_size=3, hidden_size=5, delays=[1, 4])
-    >>> output, state = layer(torch.randn(7, 2, 3))
-    >>> output.shape, state.shape
-    (torch.Size([7, 2, 5]), torch.Size([1, 4, 2, 5]))
+    >>> output, (h, history) = layer(torch.randn(7, 2, 3))
+    >>> output.shape, h.shape, history.shape
+    (torch.Size([7, 2, 5]), torch.Size([1, 2, 5]), torch.Size([1, 4, 2, 5]))
     """
 
-    keeps_history = True
-    fused_name = "narx"
+    cell = CELL
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class NARX(RecurrentLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.delays = _checks.distinct_ints(type(self).__name__, "delays", delays, lambda n: range(1, n + 1))
+        self.delays = checks.distinct_ints(type(self).__name__, "delays", delays, lambda n: range(1, n + 1))
         super().__init__(
             input_size,
             hidden_size,
@@ -64,30 +65,3 @@ class NARX(RecurrentLayer):
             device=device,
             dtype=dtype,
         )
-
-    def _row_blocks(self) -> list[int]:
-        return [self.hidden_size]
-
-    def _memory(self) -> int:
-        return max(self.delays)
-
-    def _parameter_shapes(self, layer_inputs: int) -> dict[str, tuple[int, ...]]:
-        shapes = super()._parameter_shapes(layer_inputs)
-        shapes["weight_hh"] = (self.hidden_size, len(self.delays) * self.hidden_size)
-        return shapes
-
-    def _step(self, weights: Weights, dropout: Tensor | None) -> Step:
-        return _reference(weights, dropout, self.delays)
-
-    def _delays(self) -> Sequence[int]:
-        return self.delays
-
-    def _extra_arguments(self) -> list[str]:
-        return [f"delays={list(self.delays)}"]
-
-
-def _reference(weights: Weights, dropout: Tensor | None, delays: Sequence[int]) -> Step:
-    return narx(weights["weight_hh"], weights.get("bias"), weights.get("gain"), dropout, tuple(delays))
-
-
-_forms.register("narx", _reference)

@@ -14,7 +14,7 @@ Options, the same for every layer:
 import torch
 from torch import Tensor
 
-from mistrnn.layers._recurrence import Past, Step, drop, linear, norms
+from mistrnn.layers.recurrence import StateHistory, Step, drop, linear, norms
 
 
 def narx(
@@ -27,7 +27,7 @@ def narx(
     """Return the step of a simple NARX RNN; its x is W_ih x_t, with b already added unless there is a gain."""
     (norm,) = norms([weight_hh.size(0)], gain, bias)
 
-    def step(x: Tensor, past: Past) -> tuple[Tensor]:
+    def step(x: Tensor, past: StateHistory) -> tuple[Tensor]:
         delayed = torch.cat([drop(past(d), dropout) for d in delays], dim=-1)  # [B, D * H]
         return (torch.tanh(norm(x + linear(delayed, weight_hh))),)  # (1)
 

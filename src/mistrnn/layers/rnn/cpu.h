@@ -1,11 +1,11 @@
-// The fused CPU form of the simple RNN; equation numbers as in reference.py, primed in the backward pass.
+// The CPU kernel of the simple RNN; equation numbers as in reference.py, primed in the backward pass.
 #pragma once
 
-#include "kernels/cpp/recurrence.h"
+#include "kernels/cpu/recurrence.h"
 
 namespace mistrnn::MISTRNN_ISA {
 
-template <class F> struct Rnn : PlainCell<F> {
+template <class F> struct Rnn : CellDefaults<F> {
   void describe(Rows<F>& r) {
     r.gate(r.H, 0);
     r.part(0, 1, 0, r.H + 1 + r.I);

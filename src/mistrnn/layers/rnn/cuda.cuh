@@ -1,7 +1,7 @@
 // The fused GPU form of the simple RNN; equation numbers as in reference.py, primed in the backward pass.
 #pragma once
 
-#include "kernels/cuh/one_gate.cuh"
+#include "kernels/cuda/persistent/one_gate.cuh"
 
 struct Rnn : OneGateCell {
   template <int PHASE> METHOD void forward(Block& k, int s, Real (&z)[1][kValues]) {
@@ -13,9 +13,9 @@ struct Rnn : OneGateCell {
   }
   template <int PHASE> METHOD void backward(Block& k, int s, Real (&z)[1][kValues]) {
     Values& dh = z[0];
-    gather(k, s, dh);
+    state_gradient(k, s, dh);
     EACH_VALUE dh[i] *= 1 - state[i] * state[i];  // (1')
-    hand_on(k, s, dh);
+    pass_gradient(k, s, dh);
   }
 };
 

@@ -1,6 +1,6 @@
-"""The simple RNN (Elman 1990), as torch.nn.RNN with tanh computes it.
+"""The simple RNN (Elman 1990), as torch.nn.RNN.
 
-    (1)  h_t = tanh(W_ih x_t + W_hh h_{t-1} + b)
+    (1)  h_t = s(W_ih x_t + W_hh h_{t-1} + b), where s is tanh or relu
 
 Shapes: x_t [B, I], h_t [B, H], W_ih [H, I], W_hh [H, H], b [H]. B batch, I input, H hidden.
 
@@ -13,14 +13,21 @@ Options, the same for every layer:
 import torch
 from torch import Tensor
 
-from mistrnn.layers._recurrence import Past, Step, drop, linear, norms
+from mistrnn.layers.recurrence import StateHistory, Step, drop, linear, norms
 
 
-def rnn(weight_hh: Tensor, bias: Tensor | None, gain: Tensor | None, dropout: Tensor | None) -> Step:
+def rnn(
+    weight_hh: Tensor,
+    bias: Tensor | None,
+    gain: Tensor | None,
+    dropout: Tensor | None,
+    nonlinearity: str = "tanh",
+) -> Step:
     """Return the step of a simple RNN; its x is W_ih x_t, with b already added unless there is a gain."""
+    activation = {"tanh": torch.tanh, "relu": torch.relu}[nonlinearity]
     (norm,) = norms([weight_hh.size(1)], gain, bias)
 
-    def step(x: Tensor, past: Past) -> tuple[Tensor]:
-        return (torch.tanh(norm(x + linear(drop(past(1), dropout), weight_hh))),)  # (1)
+    def step(x: Tensor, past: StateHistory) -> tuple[Tensor]:
+        return (activation(norm(x + linear(drop(past(1), dropout), weight_hh))),)  # (1)
 
     return step

@@ -1,4 +1,4 @@
-"""Where each sequence of a batch begins and ends: lengths and resets, for both directions.
+"""Masks of a batch of sequences: lengths and resets, for both directions.
 
 T time, B batch, H hidden, M memory.
 """
@@ -10,34 +10,42 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Timeline:
-    """The steps of a batch: all sequences end at `steps`, or each at its own length; resets begin a sequence afresh."""
+class SequenceMask:
+    """The valid steps of a batch: all, or those within each sequence's length; a reset clears the state of its sequence."""
 
     steps: int
     batch: int
     device: torch.device
     lengths: Tensor | None = None
-    """[B] how many steps of each sequence are real."""
+    """[B] valid steps of each sequence."""
     reset: Tensor | None = None
-    """[T, B] bool, true where a sequence starts afresh."""
+    """[T, B] bool, true where the state of a sequence is cleared before the step."""
 
     def clear_padding(self, x: Tensor) -> Tensor:  # [T, B, ...]
-        """Put zeros at the steps past each sequence's length, whatever stands there (even NaN)."""
+        """Set the steps past each sequence's length to zero, even where they are NaN."""
         if self.lengths is None:
             return x
         return x.masked_fill((self._index() >= self.lengths).unsqueeze(-1), 0.0)
 
     def flip(self, x: Tensor) -> Tensor:  # [T, B, F]
-        """Turn each sequence backwards within its own length; padding stays where it is."""
+        """Reverse each sequence within its length; padding stays in place."""
         if self.lengths is None:
             return x.flip(0)
         source = torch.where(self._index() < self.lengths, self.lengths - 1 - self._index(), self._index())
         return x.gather(0, source.unsqueeze(-1).expand(x.shape))
 
-    def reversed(self) -> "Timeline":
-        """Return the timeline of the flipped sequences.
+    def first_step(self, reverse: bool) -> Tensor:  # [T, B] bool
+        """Return where a run in a direction reads its initial state: at its first step, unless that is a reset."""
+        index, end = self._index(), self.full(self.steps) if self.lengths is None else self.lengths
+        first = index == (end - 1 if reverse else torch.zeros_like(end))
+        if self.reset is None or reverse:  # a reverse run is reset after a step, never before its first one
+            return first
+        return first & ~self.reset
 
-        A reset at t cuts the sequence between t - 1 and t, so the reversed run starts afresh when it comes to t - 1.
+    def reversed(self) -> "SequenceMask":
+        """Return the sequence mask of the flipped sequences.
+
+        A reset at t separates t - 1 from t, so the reversed run is reset at t - 1.
         """
         if self.reset is None or self.steps == 0:
             return self
@@ -46,7 +54,7 @@ class Timeline:
         return replace(self, reset=starts)
 
     def ages(self, start: Tensor) -> Tensor:  # [T, B]
-        """Count the steps since each sequence began, at every step, where `start` [B] steps lie before the first."""
+        """Return the steps since each sequence began, at every step, with `start` [B] steps before the first."""
         index = self._index()
         if self.reset is None:
             return start + index
@@ -54,7 +62,7 @@ class Timeline:
         return torch.where(newest >= 0, index - newest, start + index)
 
     def elapsed(self, start: Tensor) -> Tensor:  # [B]
-        """Count the steps since each sequence began, after its last step."""
+        """Return the steps since each sequence began, after its last step."""
         counts = torch.cat([start.unsqueeze(0), self.ages(start) + 1])  # [T + 1, B]
         if self.lengths is None:
             return counts[-1]
@@ -63,15 +71,15 @@ class Timeline:
     def last(self, initial: Tensor, states: Tensor) -> Tensor:  # [M, B, H]
         """Return the last M states of each sequence, oldest first, from before the run [M, B, H] and in it [T, B, H].
 
-        States from before a sequence's newest reset are zeros: what is handed on must not leak them either.
+        States from before a sequence's newest reset are zeros, so that the next chunk cannot read them.
         """
         memory = initial.size(0)
         if self.lengths is None:
             kept = torch.cat([initial[self.steps :], states[max(0, self.steps - memory) :]])
         else:
             rows = self.lengths + torch.arange(memory, device=self.device).unsqueeze(1)  # [M, B]
-            everything = torch.cat([initial, states])
-            kept = everything.gather(0, rows.unsqueeze(-1).expand(-1, -1, initial.size(-1)))
+            all_states = torch.cat([initial, states])
+            kept = all_states.gather(0, rows.unsqueeze(-1).expand(-1, -1, initial.size(-1)))
         if self.reset is None:
             return kept
         steps_back = torch.arange(memory, 0, -1, device=self.device).unsqueeze(1)  # [M, 1]

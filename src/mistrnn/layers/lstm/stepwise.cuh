@@ -1,7 +1,7 @@
 // LSTM when many trials of a large layer advance together; equation numbers as in reference.py, primed in the backward pass.
 //
 // Saved are i, f, g, o and c of every step, [E, T, B, 5 H].
-#include "kernels/cuh/wide.cuh"
+#include "kernels/cuda/stepwise/stepwise.cuh"
 
 enum { kI, kF, kGate, kO, kC };
 
@@ -11,19 +11,19 @@ DEVICE float* saved(const Step& k, int t, int b, int what) {
 
 #if !BACKWARD
 
-KERNEL(kThreads) begin(const GRID_CONSTANT Call call) {
-  const Step k(call);
+KERNEL(kThreads) begin(const GRID_CONSTANT StepArguments given) {
+  const Step k(given);
   for (int b = k.first(); b < k.end(); b++) {
     k.publish(0, H, k.unit, b, load(k.state(-1, b)));
     store(k.carried(b), load(k.args.initial_c + k.state_row(k.args.initial_c_trial, 0, b)));
   }
 }
 
-PHASE phase_0(const GRID_CONSTANT Call call) {
-  const Step k(call);
+POINTWISE pointwise_0(const GRID_CONSTANT StepArguments given) {
+  const Step k(given);
   const GateInput input[4] = {{k, 0}, {k, H}, {k, 2 * H}, {k, 3 * H}};
   for (int b = k.first(); b < k.end(); b++) {
-    Four gate[4], h, c = load(k.carried(b));
+    Vector4 gate[4], h, c = load(k.carried(b));
 #pragma unroll
     for (int g = 0; g < 4; g++) gate[g] = load(k.z(b) + g * H + k.unit);
 #pragma unroll
@@ -41,26 +41,26 @@ PHASE phase_0(const GRID_CONSTANT Call call) {
     if (k.s + 1 == k.args.T) store(k.args.final_c + k.state_row(k.args.B * H, 0, b), c);
     if (kSave) {
 #pragma unroll
-      for (int g = 0; g < 4; g++) keep(saved(k, k.s, b, g), gate[g]);
-      keep(saved(k, k.s, b, kC), c);
+      for (int g = 0; g < 4; g++) store_streamed(saved(k, k.s, b, g), gate[g]);
+      store_streamed(saved(k, k.s, b, kC), c);
     }
   }
 }
 
-template <int PRODUCT> DEVICE float weight_at(const Arguments& args, long e, int row, int k) {
+template <int GEMM> DEVICE float weight_at(const Arguments& args, long e, int row, int k) {
   return args.weight_hh[e * args.weight_hh_trial + (long)row * H + k];
 }
 
 #else
 
-PHASE phase_0(const GRID_CONSTANT Call call) {
-  const Step k(call);
+POINTWISE pointwise_0(const GRID_CONSTANT StepArguments given) {
+  const Step k(given);
   const Arguments& args = k.args;
   GateGradient gradient[4] = {{k, 0}, {k, H}, {k, 2 * H}, {k, 3 * H}};
   for (int b = k.first(); b < k.end(); b++) {
-    Four dh = k.outer(k.s, b), dc = {{0, 0, 0, 0}};
+    Vector4 dh = k.d_output(k.s, b), dc = {{0, 0, 0, 0}};
     if (k.s + 1 < args.T) {
-      const Four sent = load(k.z(b) + k.unit);
+      const Vector4 sent = load(k.z(b) + k.unit);
       EACH_UNIT dh.v[i] += sent.v[i];
       dc = load(k.carried(b));
     } else if (args.d_final_c) {
@@ -71,11 +71,11 @@ PHASE phase_0(const GRID_CONSTANT Call call) {
       if (args.d_initial_c) store(args.d_initial_c + k.state_row(args.B * H, 0, b), dc);
       continue;
     }
-    Four gate[4], d[4];
+    Vector4 gate[4], d[4];
 #pragma unroll
-    for (int g = 0; g < 4; g++) gate[g] = load_kept(saved(k, k.s, b, g));
-    const Four c = load_kept(saved(k, k.s, b, kC));
-    const Four before = k.s > 0 ? load(saved(k, k.s - 1, b, kC)) : load(args.initial_c + k.state_row(args.initial_c_trial, 0, b));
+    for (int g = 0; g < 4; g++) gate[g] = load_streamed(saved(k, k.s, b, g));
+    const Vector4 c = load_streamed(saved(k, k.s, b, kC));
+    const Vector4 before = k.s > 0 ? load(saved(k, k.s - 1, b, kC)) : load(args.initial_c + k.state_row(args.initial_c_trial, 0, b));
     EACH_UNIT {
       const float i_ = gate[kI].v[i], f = gate[kF].v[i], g = gate[kGate].v[i], o = gate[kO].v[i], t = tanh_of(c.v[i]);
       dc.v[i] += dh.v[i] * o * (1 - t * t);                                             // (6')
@@ -97,7 +97,7 @@ PHASE phase_0(const GRID_CONSTANT Call call) {
     for (int g = 0; g < 4; g++) gradient[g].finish(k);
 }
 
-template <int PRODUCT> DEVICE float weight_at(const Arguments& args, long e, int row, int k) {
+template <int GEMM> DEVICE float weight_at(const Arguments& args, long e, int row, int k) {
   return args.weight_hh[e * args.weight_hh_trial + (long)k * H + row];
 }
 

@@ -1,9 +1,10 @@
-"""Which form a layer takes, and what it says when it cannot take the one that was asked for."""
+"""The choice of a backend, and the errors where the requested one is unavailable."""
 
 import copy
 import io
 import pickle
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from mistrnn.kernels import _library, cpu
-from mistrnn.layers import LAYERS, MIST, RNN, RecurrentLayer, _layer
+from mistrnn.kernels.cell import Cell
+from mistrnn.kernels.cpu import backend as cpu
+from mistrnn.kernels.cpu import library
+from mistrnn.layers import LAYERS, MIST, RNN, RecurrentLayer, backends
 from tests.layers.cases import (
     as_tuple,
     close,
     every_fused_layer,
     every_layer,
-    needs_fused_form,
+    needs_fused_backend,
     random_state,
     seeded,
     small,
@@ -28,23 +31,32 @@ from tests.layers.cases import (
 
 @pytest.fixture
 def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_library, "library", None)
-    monkeypatch.setattr(_library, "problem", "mistrnn was installed without its compiled code")
-    monkeypatch.setattr(_layer, "_told", set())
+    monkeypatch.setattr(library, "loaded", None)
+    monkeypatch.setattr(library, "problem", "mistrnn was installed without its compiled code")
+    monkeypatch.setattr(backends, "_warned", set())
 
 
-def test_form_is_one_of_three() -> None:
-    with pytest.raises(ValueError, match="MIST: expected form to be one of auto, plain, fused"):
-        MIST(1, 2).form = "fast"  # type: ignore[assignment]
+def test_unknown_backend_raises() -> None:
+    with pytest.raises(ValueError, match="MIST: expected backend to be one of auto, reference, fused, got 'fast'"):
+        MIST(1, 2).backend = "fast"  # type: ignore[assignment]
+
+
+def test_form_of_version_0_1_warns_and_sets_the_backend() -> None:
+    layer = MIST(1, 2)
+    with pytest.warns(DeprecationWarning, match="`form` is deprecated and goes in 0.4; use `backend`"):
+        layer.form = "plain"
+    assert layer.backend == "reference"
+    with pytest.warns(DeprecationWarning, match="`form` is deprecated"):
+        assert layer.form == "plain"
 
 
 @every_layer
-def test_forms_agree(name: str) -> None:
-    needs_fused_form(name)
+def test_backends_agree(name: str) -> None:
+    needs_fused_backend(name)
     layer, input = small(name), torch.randn(5, 2, 3, dtype=torch.float64)
     outputs = []
-    for form in ("fused", "plain", "auto"):
-        layer.form = form  # type: ignore[assignment]
+    for backend in ("fused", "reference", "auto"):
+        layer.backend = backend  # type: ignore[assignment]
         outputs.append(layer(input)[0])
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-12, atol=1e-12)
     assert torch.equal(outputs[0], outputs[2])
@@ -60,8 +72,8 @@ def test_half_precision_is_computed_in_full_and_rounded_in_the_end(name: str, dt
     expected, _ = exact(input.double())
     expected.backward(weight.double())
     errors = {}
-    for form in ("fused", "plain"):
-        layer.form = form  # type: ignore[assignment]
+    for backend in ("fused", "reference"):
+        layer.backend = backend  # type: ignore[assignment]
         layer.zero_grad()
         output, state = layer(input)
         output.backward(weight)
@@ -71,11 +83,11 @@ def test_half_precision_is_computed_in_full_and_rounded_in_the_end(name: str, dt
         ]
         assert all(found is not None and found.dtype == dtype for found, _ in tensors)
         assert all(part.dtype == dtype for part in as_tuple(state) if part.is_floating_point())
-        errors[form] = max(
+        errors[backend] = max(
             float((found.double() - right).detach().norm() / right.detach().norm()) for found, right in tensors
         )
-    assert errors["fused"] < min(errors["plain"], 4 * torch.finfo(dtype).eps)
-    layer.form = "fused"
+    assert errors["fused"] < min(errors["reference"], 4 * torch.finfo(dtype).eps)
+    layer.backend = "fused"
     stream, (output, state) = layer.eval().stream(2), layer(input)
     assert torch.equal(torch.stack([stream(step) for step in input]), output)
     assert all(torch.equal(a, b) for a, b in zip(as_tuple(stream.state), as_tuple(state), strict=True))
@@ -104,44 +116,43 @@ def test_a_dtype_that_is_not_served_is_named() -> None:
 
 
 @pytest.mark.usefixtures("no_library")
-def test_without_the_library_the_plain_form_serves_and_says_so() -> None:
+def test_without_the_library_the_reference_runs_with_a_warning() -> None:
     layer, input = MIST(3, 8), torch.randn(5, 2, 3)
     with pytest.warns(
-        UserWarning, match="plain form, which is slower: mistrnn was installed without its compiled code"
+        UserWarning, match="reference backend, which is slower: mistrnn was installed without its compiled code"
     ):
         output, _ = layer(input)
     stream = layer.stream(2)
     torch.testing.assert_close(torch.stack([stream(x) for x in input]), output)
-    layer.form = "fused"
+    layer.backend = "fused"
     with pytest.raises(RuntimeError, match="but mistrnn was installed without its compiled code"):
         layer(input)
-    layer.form = "plain"
+    layer.backend = "reference"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         layer(input)
 
 
-def test_a_layer_of_ones_own_has_only_the_plain_form_and_nothing_is_said() -> None:
+def test_layer_with_an_unregistered_cell_runs_on_the_reference_without_a_warning() -> None:
     class Own(RecurrentLayer):
-        def _row_blocks(self) -> list[int]:
-            return [self.hidden_size]
-
-        def _step(self, weights: Any, dropout: Any) -> Any:
-            return lambda x, past: (torch.tanh(x + past(1)),)
+        cell = Cell("own", lambda weights, dropout, lags: lambda x, past: (torch.tanh(x + past(1)),))
 
     layer = Own(3, 4)
     assert layer(torch.randn(5, 2, 3))[0].shape == (5, 2, 4)
-    layer.form = "fused"
+    layer.backend = "fused"
     with pytest.raises(
-        RuntimeError, match=r"Own: expected the fused form to serve.*this layer has only the plain form"
+        RuntimeError,
+        match=r'Own: expected a fused backend, because backend="fused", but this cell has only the reference step',
     ):
         layer(torch.randn(5, 2, 3))
 
 
 def test_fused_is_refused_on_a_device_that_it_does_not_serve() -> None:
     layer = MIST(3, 8, device="meta")
-    layer.form = "fused"
-    with pytest.raises(RuntimeError, match="it runs on the CPU and on NVIDIA GPUs, and the parameters are on meta"):
+    layer.backend = "fused"
+    with pytest.raises(
+        RuntimeError, match="fused backends exist for CPUs and NVIDIA GPUs, and the parameters are on meta"
+    ):
         layer(torch.randn(5, 2, 3, device="meta"))
 
 
@@ -176,7 +187,7 @@ def test_traced_layer_computes_from_its_input(name: str, options: dict[str, Any]
         (wider, lengths, resets),
     ):
         output, state = traced(x, ends, reset)
-        expected, expected_state = model(x, ends, reset)  # in the fused form
+        expected, expected_state = model(x, ends, reset)  # in the fused backend
         close(output, expected)
         close(state, expected_state)
     alone = torch.jit.trace(model.layer, first)  # and torch's own check, without a warning of it
@@ -219,38 +230,38 @@ def test_graph_that_onnx_gets_by_tracing_has_the_input_and_its_numbers(name: str
 @tracing
 @every_layer
 def test_fused_is_refused_while_torch_traces(name: str) -> None:
-    needs_fused_form(name)
+    needs_fused_backend(name)
     with seeded(0):
         layer, input = small(name), torch.randn(5, 2, 3, dtype=torch.float64)
-    layer.form = "fused"
+    layer.backend = "fused"
     with pytest.raises(
-        RuntimeError, match=r'because form="fused", but torch\.jit\.trace, which is recording, does not see'
+        RuntimeError, match=r'because backend="fused", but torch\.jit\.trace cannot record compiled code'
     ):
         torch.jit.trace(layer, input)
     assert layer(input)[0].isfinite().all()  # and serves again afterwards
 
 
 @every_layer
-def test_form_goes_with_copies_and_pickles(name: str) -> None:
+def test_backend_goes_with_copies_and_pickles(name: str) -> None:
     layer = LAYERS[name](3, 8)
-    layer.form = "plain"
-    assert copy.deepcopy(layer).form == "plain"
-    assert pickle.loads(pickle.dumps(layer)).form == "plain"
-    assert "form" not in layer.state_dict()
+    layer.backend = "reference"
+    assert copy.deepcopy(layer).backend == "reference"
+    assert pickle.loads(pickle.dumps(layer)).backend == "reference"
+    assert "backend" not in layer.state_dict()
 
 
 @every_layer
-def test_streams_of_both_forms_agree_and_fused_ones_are_not_copied(name: str) -> None:
-    needs_fused_form(name)
+def test_streams_of_both_backends_agree_and_fused_ones_are_not_copied(name: str) -> None:
+    needs_fused_backend(name)
     layer = small(name, num_layers=2, zoneout=0.2, layer_norm=True).eval()
     inputs, resets = torch.randn(12, 3, 3, dtype=torch.float64), torch.rand(12, 3) < 0.2
     outputs, states = [], []
-    for form in ("fused", "plain"):
-        layer.form = form  # type: ignore[assignment]
+    for backend in ("fused", "reference"):
+        layer.backend = backend  # type: ignore[assignment]
         stream = layer.stream(3)
         outputs.append(torch.stack([stream(x, r) for x, r in zip(inputs, resets, strict=True)]))
         states.append(stream.state if isinstance(stream.state, tuple) else (stream.state,))
-        if form == "fused":
+        if backend == "fused":
             with pytest.raises(TypeError, match="a running stream cannot be copied or pickled"):
                 copy.deepcopy(stream)
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-12, atol=1e-12)
@@ -260,13 +271,14 @@ def test_streams_of_both_forms_agree_and_fused_ones_are_not_copied(name: str) ->
 
 def test_stream_takes_weights_and_state_as_they_are_when_it_is_made() -> None:
     layer = small("mist").eval()
-    layer.form = "fused"
-    state = torch.randn(1, 4, 2, 6, dtype=torch.float64)
-    expected = layer(torch.ones(6, 2, 3, dtype=torch.float64), state.clone())[0]
+    layer.backend = "fused"
+    state = random_state(layer, 2)
+    expected = layer(torch.ones(6, 2, 3, dtype=torch.float64), state)[0]
     stream = layer.stream(2, state)
     with torch.no_grad():
         layer.weight_hh_l0.zero_()
-    state.zero_()
+    for part in state:
+        part.zero_()
     found = torch.stack([stream(torch.ones(2, 3, dtype=torch.float64)) for _ in range(6)])
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
@@ -309,31 +321,21 @@ def test_stream_made_in_inference_mode_goes_on_outside() -> None:
     torch.testing.assert_close(found, layer(inputs, reset=reset)[0])
 
 
-def test_a_subclass_with_a_step_of_its_own_is_not_served_by_its_parents_compiled_code() -> None:
+def test_subclass_with_a_step_of_its_own_runs_on_the_reference() -> None:
+    def step(weights: Any, dropout: Any, lags: Any) -> Any:
+        once = RNN.cell.step(weights, dropout, lags)
+        return lambda x, past: (2 * once(x, past)[0],)
+
     class Doubled(RNN):
-        def _step(self, weights: Any, dropout: Any) -> Any:
-            step = super()._step(weights, dropout)
-            return lambda x, past: (2 * step(x, past)[0],)
+        cell = replace(RNN.cell, step=step)
 
     layer = Doubled(3, 4)
-    assert not layer._takes_fused(layer.weight_hh_l0)
-    assert layer(torch.randn(5, 2, 3))[0].abs().max() <= 2
-    assert RNN(3, 4)._takes_fused(layer.weight_hh_l0)
+    assert not layer.takes_fused(layer.weight_hh_l0)
+    assert layer(torch.randn(5, 2, 3))[0].abs().max() > 1
+    assert RNN(3, 4).takes_fused(layer.weight_hh_l0)
 
 
-def test_a_subclass_with_a_projection_of_its_own_is_not_either() -> None:
-    class Louder(RNN):
-        def _project(self, x: Tensor, weights: Any) -> Tensor:
-            return super()._project(2 * x, weights)
-
-    layer, x = Louder(3, 4), torch.randn(5, 2, 3)
-    assert not layer._takes_fused(layer.weight_hh_l0)
-    twin = RNN(3, 4)
-    twin.load_state_dict(layer.state_dict())
-    torch.testing.assert_close(layer(x)[0], twin(2 * x)[0])
-
-
-def put_off(x: Tensor) -> Tensor:
+def lazily_negated(x: Tensor) -> Tensor:
     """The same numbers, which torch has yet to negate: as in the imaginary part of what was conjugated."""
     return torch._neg_view(-x)
 
@@ -344,18 +346,18 @@ def test_numbers_that_torch_has_yet_to_negate_count_as_what_they_mean(name: str)
         layer, x = small(name, input_size=1).eval(), torch.randn(6, 2, 1, dtype=torch.float64)
         state = random_state(layer, 2)
         weight = torch.randn(6, 2, 6, dtype=torch.float64)
-    odd = tuple(put_off(part) if part.is_floating_point() else part for part in as_tuple(state))
+    odd = tuple(lazily_negated(part) if part.is_floating_point() else part for part in as_tuple(state))
     output, final = layer(x, state)
     output.backward(weight)
     gradients = [parameter.grad.clone() for parameter in layer.parameters() if parameter.grad is not None]
     layer.zero_grad()
-    odd_output, odd_final = layer(put_off(x), odd if len(odd) > 1 else odd[0])
-    odd_output.backward(put_off(weight))
+    odd_output, odd_final = layer(lazily_negated(x), odd if len(odd) > 1 else odd[0])
+    odd_output.backward(lazily_negated(weight))
     close(odd_output, output)
     close(odd_final, final)
     close(tuple(parameter.grad for parameter in layer.parameters() if parameter.grad is not None), tuple(gradients))
     stream, odd_stream = layer.stream(2, state), layer.stream(2, odd if len(odd) > 1 else odd[0])
-    close(odd_stream(put_off(x[0])), stream(x[0]))
+    close(odd_stream(lazily_negated(x[0])), stream(x[0]))
     close(odd_stream.state, stream.state)
 
 
@@ -367,13 +369,13 @@ def test_zeros_that_torch_has_yet_to_fill_in_are_zeros(name: str) -> None:
     close(layer.stream(2)(torch._efficientzerotensor((2, 3), dtype=torch.float64)), layer.stream(2)(zeros[0]))
 
 
-@pytest.mark.parametrize("form", ["fused", "plain"])
+@pytest.mark.parametrize("backend", ["fused", "reference"])
 @pytest.mark.parametrize("kind", [np.float32, torch.tensor])
 @every_fused_layer
-def test_a_zoneout_that_is_set_later_counts_whatever_number_it_is(name: str, kind: Any, form: Any) -> None:
+def test_a_zoneout_that_is_set_later_counts_whatever_number_it_is(name: str, kind: Any, backend: Any) -> None:
     with seeded(0):
         layer, x = small(name, zoneout=0.25).eval(), torch.randn(9, 2, 3, dtype=torch.float64)
-    layer.form = form
+    layer.backend = backend
     expected = layer(x)[0]
     layer.zoneout = kind(0.25)
     close(layer(x)[0], expected)
@@ -381,13 +383,13 @@ def test_a_zoneout_that_is_set_later_counts_whatever_number_it_is(name: str, kin
     close(torch.stack([stream(step) for step in x]), expected)
 
 
-@pytest.mark.parametrize("form", ["fused", "plain"])
+@pytest.mark.parametrize("backend", ["fused", "reference"])
 @every_fused_layer
-def test_a_layer_runs_where_its_parameters_are_whatever_the_default_device(name: str, form: Any) -> None:
+def test_a_layer_runs_where_its_parameters_are_whatever_the_default_device(name: str, backend: Any) -> None:
     with seeded(0):
         layer, x = small(name, zoneout=0.2, recurrent_dropout=0.2), torch.randn(5, 2, 3, dtype=torch.float64)
         packed = pack_padded_sequence(x, torch.tensor([3, 5]), enforce_sorted=False)
-    layer.form = form
+    layer.backend = backend
     with torch.device("meta"):
         output, state = layer(x, lengths=torch.tensor([3, 5], device="cpu"))
         layer(packed)[0].data.sum().backward()

@@ -1,4 +1,4 @@
-"""What layers say about bad arguments: the class, the argument, what was expected and why, and what came."""
+"""Argument checks of layers. Errors name the class, the argument, the expected value with its reason, and the value given."""
 
 import numbers
 import operator
@@ -7,7 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+
+from mistrnn._torch_compat import FakeTensor, is_transformed
+
+
+class ShapeError(ValueError, RuntimeError):
+    """A tensor of the wrong shape; torch.nn raises one or the other."""
+
+
+class DtypeError(TypeError, ValueError):
+    """A tensor of the wrong dtype; torch.nn raises ValueError."""
 
 
 def positive_int(name: str, argument: str, value: Any) -> int:
@@ -16,6 +25,15 @@ def positive_int(name: str, argument: str, value: Any) -> int:
         raise TypeError(f"{name}: expected {argument} to be an int, got {value!r}.")
     if value < 1:
         raise ValueError(f"{name}: expected {argument} >= 1, got {value}.")
+    return operator.index(value)
+
+
+def projection_size(name: str, value: Any, hidden_size: Any) -> int:
+    """Return the size of a projection: 0 for none, or less than the hidden size."""
+    if not _is_int(value) or value < 0:
+        raise ValueError(f"{name}: expected proj_size to be an int >= 0, got {value!r}.")
+    if _is_int(hidden_size) and value >= hidden_size > 0:
+        raise ValueError(f"{name}: expected proj_size < hidden_size={hidden_size}, got {value}.")
     return operator.index(value)
 
 
@@ -30,7 +48,7 @@ def probability(name: str, argument: str, value: Any, *, below_one: bool = True)
     return number
 
 
-def yes_or_no(name: str, argument: str, value: Any) -> bool:
+def boolean(name: str, argument: str, value: Any) -> bool:
     """Return value as a bool; NumPy has its own."""
     if not isinstance(value, bool) and not (str(getattr(value, "dtype", "")) == "bool" and value.ndim == 0):
         raise TypeError(f"{name}: expected {argument} to be a bool, got {value!r}.")
@@ -45,10 +63,10 @@ def distinct_ints(
         value = value.tolist()  # a NumPy array
     if _is_int(value):
         count = positive_int(name, argument, value)
-        values = list(expand(min(count, MOST_BY_COUNT)))
-        if count > MOST_BY_COUNT:
+        values = list(expand(min(count, MAX_COUNT)))
+        if count > MAX_COUNT:
             raise ValueError(
-                f"{name}: expected {argument} <= {MOST_BY_COUNT} as a count, because {count} of them would grow beyond "
+                f"{name}: expected {argument} <= {MAX_COUNT} as a count, because {count} of them would grow beyond "
                 f"{values[-1]}; give a list to choose them, got {count}."
             )
         return tuple(values)
@@ -73,8 +91,8 @@ def powers_of_two(count: int) -> list[int]:
     return [2**i for i in range(count)]
 
 
-MOST_BY_COUNT = 20
-"""Delays and periods that may be asked for by their count: 20 exponential ones span half a million steps."""
+MAX_COUNT = 20
+"""The largest count of delays or periods: 20 exponential delays span half a million steps."""
 
 
 def check_input(name: str, input: Tensor, input_size: int, batch_first: bool, like: Tensor) -> None:
@@ -89,16 +107,16 @@ def check_input(name: str, input: Tensor, input_size: int, batch_first: bool, li
             expected = f"unbatched input [T, {input_size}], because input_size={input_size}"
         else:
             expected = f"input [{axes}, {input_size}], because input_size={input_size} and batch_first={batch_first}"
-        raise ValueError(f"{name}: expected {expected}, got {list(input.shape)}.")
-    _check_place(name, "input", input, like)
+        raise ShapeError(f"{name}: expected {expected}, got {list(input.shape)}.")
+    _check_device(name, "input", input, like)
     if input.dtype != like.dtype and not _is_autocast(input):
-        raise TypeError(f"{name}: expected input of {like.dtype}, the dtype of the parameters, got {input.dtype}.")
+        raise DtypeError(f"{name}: expected input of {like.dtype}, the dtype of the parameters, got {input.dtype}.")
 
 
 def check_packed(name: str, data: Tensor, input_size: int, like: Tensor) -> None:
     """Raise unless the rows of a PackedSequence are [I] each, in the dtype and on the device of `like`."""
     if data.dim() != 2 or data.size(-1) != input_size:
-        raise ValueError(
+        raise ShapeError(
             f"{name}: expected packed sequences [T, {input_size}] each, because input_size={input_size}, "
             f"got [T{''.join(f', {size}' for size in data.shape[1:])}]."
         )
@@ -110,10 +128,10 @@ def check_state(name: str, part: str, value: Any, shape: Sequence[int], why: str
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: expected {part} to be a Tensor, got {type(value).__name__}.")
     if list(value.shape) != list(shape):
-        raise ValueError(f"{name}: expected {part} {list(shape)}, because {why}, got {list(value.shape)}.")
-    _check_place(name, part, value, like)
+        raise ShapeError(f"{name}: expected {part} {list(shape)}, because {why}, got {list(value.shape)}.")
+    _check_device(name, part, value, like)
     if value.dtype != like.dtype and not (like.is_floating_point() and _is_autocast(value)):
-        raise TypeError(f"{name}: expected {part} of {like.dtype}, got {value.dtype}.")
+        raise DtypeError(f"{name}: expected {part} of {like.dtype}, got {value.dtype}.")
 
 
 def check_lengths(name: str, lengths: Tensor | Sequence[int], batch: int, steps: int, device: torch.device) -> Tensor:
@@ -146,7 +164,7 @@ def check_reset(name: str, reset: Tensor, shape: Sequence[int], axes: str, like:
         raise TypeError(f"{name}: expected reset to be a bool Tensor {axes}, true where a sequence begins, got {got}.")
     if list(reset.shape) != list(shape):
         raise ValueError(f"{name}: expected reset {axes} = {list(shape)} as the input, got {list(reset.shape)}.")
-    _check_place(name, "reset", reset, like)
+    _check_device(name, "reset", reset, like)
 
 
 def check_parameters(name: str, parameters: Mapping[str, Tensor], like: Tensor) -> None:
@@ -164,11 +182,11 @@ def check_parameters(name: str, parameters: Mapping[str, Tensor], like: Tensor) 
 
 
 def _is_autocast(value: Tensor) -> bool:
-    """Whether autocast may have made this: low-precision activations, while the parameters stay in float32."""
+    """Whether autocast may have produced this tensor: low-precision activations with float32 parameters."""
     return value.is_floating_point() and torch.is_autocast_enabled(value.device.type)
 
 
-def _check_place(name: str, argument: str, value: Tensor, like: Tensor) -> None:
+def _check_device(name: str, argument: str, value: Tensor, like: Tensor) -> None:
     if value.device != like.device:
         raise ValueError(
             f"{name}: expected {argument} on {like.device}, because the parameters are there, got {value.device}."
@@ -187,12 +205,12 @@ def _is_int(value: Any) -> bool:
 
 
 def _readable(values: Tensor) -> bool:
-    """Whether Python may look at the values: not while tracing, vmapping or capturing, when there are none to see."""
+    """Whether the values can be read: not under tracing, vmap or CUDA graph capture."""
     return not (
         torch.compiler.is_compiling()
         or values.is_meta
         or isinstance(values, FakeTensor)
-        or torch._C._functorch.is_functorch_wrapped_tensor(values)
+        or is_transformed(values)
         or (values.is_cuda and torch.cuda.is_current_stream_capturing())
     )
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from mistrnn.layers import _checks
-from mistrnn.layers._layer import RecurrentLayer
-from mistrnn.layers._names import layer_class
+from mistrnn.layers import checks
+from mistrnn.layers.base import RecurrentLayer
+from mistrnn.layers.names import layer_class
 
 
 def count_parameters(
@@ -16,7 +16,7 @@ def count_parameters(
     41810
     """
     kind = _class_of("count_parameters", layer)
-    output_size = _checks.positive_int("count_parameters", "output_size", output_size)
+    output_size = checks.positive_int("count_parameters", "output_size", output_size)
     model = kind(input_size, hidden_size, **{**options, "device": "meta"})
     return model.parameter_count() + (model.output_size + 1) * output_size
 
@@ -41,7 +41,7 @@ def match_parameters(
     [139, 198, 256]
     """
     kind = _class_of("match_parameters", layer)
-    budget = _checks.positive_int("match_parameters", "budget", budget)
+    budget = checks.positive_int("match_parameters", "budget", budget)
     step = kind.hidden_size_step(**options)
     smallest = 2 * step if options.get("layer_norm") else step  # a unit alone cannot be normalised
 

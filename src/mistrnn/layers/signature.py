@@ -1,12 +1,12 @@
-"""The arguments of a constructor that hands on `**options`, as those see it who make an object anew."""
+"""The signature of a constructor with `**options`, for introspection."""
 
 import inspect
 
 
-def shown_signature(kind: type, above: type) -> inspect.Signature | None:
-    """Return the arguments that a constructor names and, in place of `**options`, those of the class above.
+def constructor_signature(kind: type, above: type) -> inspect.Signature | None:
+    """Return the named arguments of a constructor and, instead of `**options`, those of the base class.
 
-    None if it hands on nothing, and Python finds them by itself.
+    None if there are no `**options`, where `inspect.signature` is right.
     """
     own = list(inspect.signature(vars(kind)["__init__"]).parameters.values())[1:]
     named = [argument for argument in own if argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)]
@@ -19,5 +19,5 @@ def shown_signature(kind: type, above: type) -> inspect.Signature | None:
             named.append(argument if by_position else argument.replace(kind=argument.KEYWORD_ONLY))
     try:
         return inspect.Signature(sorted(named, key=lambda argument: argument.kind))
-    except ValueError:  # an argument without a default after one with: Python has no way to write it
+    except ValueError:  # an argument without a default after one with a default
         return None
