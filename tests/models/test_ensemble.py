@@ -36,10 +36,10 @@ def test_one_member_answers_as_it_is(answer: Any) -> None:
 
 def test_improbable_classes_do_not_overflow() -> None:
     far = torch.tensor([[1e4, 0.0], [0.0, 1e4]])
-    found = combined([far, far], "classes")
+    found = combined([far, far], "classes", [0.5, 0.5])
     assert torch.isfinite(found).all()
     torch.testing.assert_close(found, far.log_softmax(-1))
-    both = combined([far, far.flip(0)], "classes")
+    both = combined([far, far.flip(0)], "classes", [0.5, 0.5])
     torch.testing.assert_close(both, torch.full((2, 2), math.log(0.5)))
 
 
@@ -76,8 +76,8 @@ def test_ensemble_has_the_attributes_of_its_members() -> None:
     assert (ensemble.input_size, ensemble.output_size) == (CHANNELS, SCORES)
     assert (ensemble.every_step, ensemble.bidirectional) == (False, False)
     assert ensemble.parameter_count() == sum(network.parameter_count() for network in networks)
-    assert torch.equal(ensemble.mean, networks[0].mean)
-    assert torch.equal(ensemble.scale, networks[0].scale)
+    assert torch.equal(ensemble.standardisation.mean, networks[0].mean)
+    assert torch.equal(ensemble.standardisation.scale, networks[0].scale)
     assert ensemble.state_names[0] == "member0_block0_conv"
     assert len(set(ensemble.state_names)) == len(ensemble.state_names)
 

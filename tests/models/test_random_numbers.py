@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mistrnn.layers import LAYERS
-from mistrnn.models import SequenceNetwork
+from mistrnn.models import SequenceNetwork, Standardisation
 from mistrnn.training.examples import Examples, Frames
 from mistrnn.training.fitting import Course, NetworkTrials, Recipe
 
@@ -24,7 +24,7 @@ def network(layer: str, **options: Any) -> SequenceNetwork:
 def test_masks_follow_the_numbers_that_are_given(layer: str, bidirectional: bool) -> None:
     own, x = network(layer, bidirectional=bidirectional), torch.randn(9, 4, 2)
     numbers = [torch.rand(shape) for shape in own.uniform_shapes(9, 4)]
-    assert len(numbers) == 2 * (2 if bidirectional else 1) * (1 + len(own.recurrent_layers()[0].state_components))
+    assert len(numbers) == 2 * (2 if bidirectional else 1) * (1 + len(own.recurrent_layers()[0].cell.state))
     first, again = (own(x, layer_numbers=numbers)[0] for _ in range(2))
     assert torch.equal(first, again)
     assert not torch.equal(first, own(x, layer_numbers=[1 - number for number in numbers])[0])
@@ -39,7 +39,8 @@ def test_a_trial_with_masks_in_a_stack_equals_the_trial_alone(layer: str) -> Non
     cases = [random.randn(6 + k % 9, 2) for k in range(24)]
     targets = [torch.tensor(k % 3) for k in range(24)]
     examples = Examples(cases, targets, [torch.tensor(1.0)] * 24, [1.0] * 24)
-    frames = Frames(examples, torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64), place)
+    zeros, ones = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    frames = Frames(examples, Standardisation(zeros, ones), place)
 
     def gradients(trials: list[int]) -> Any:
         course = Course(steps=4, batch_size=4, validate_every=2)

@@ -1,80 +1,21 @@
 """Networks as streams, a step at a time: equal to whole runs in every form, constant in memory, nothing shared."""
 
-import copy
-import gc
-import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from mistrnn.kernels import _library
-from mistrnn.kernels._library import INSTRUCTION_SETS
-from mistrnn.layers import LAYERS, RNN, RecurrentLayer
+from mistrnn.kernels.cpu import library
+from mistrnn.kernels.cpu.library import INSTRUCTION_SETS
+from mistrnn.layers import RNN
 from mistrnn.models import Ensemble, SequenceNetwork
-from mistrnn.models._stream import NetworkStream, _ComposedSteps, _FusedSteps
+from tests.models.streams import TOLERANCE, close, composed, every_layer, fused, rows, small, whole, without_library
 
-TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 POOLINGS = ["last", "mean", "max", "mean+max", "max+last", "last+mean+max", None]
 
-every_layer = pytest.mark.parametrize("layer", list(LAYERS))
 every_dtype = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["float32", "float64"])
-
-
-def small(layer: str | type[RecurrentLayer] = "mist", width: int = 21, **options: Any) -> SequenceNetwork:
-    """A network whose parameters, statistics and standardisation all count."""
-    torch.manual_seed(0)
-    own = {"mist": {"delays": [1, 3, 7]}, "narx": {"delays": [1, 3, 7]}, "clockwork": {"periods": [1, 2, 3]}}
-    arguments: dict[str, Any] = {"kernel_size": 4, "layer_options": own.get(layer) if isinstance(layer, str) else None}
-    network = SequenceNetwork(3, 5, layer=layer, hidden_size=width, **(arguments | options)).eval()
-    with torch.no_grad():
-        network.mean.copy_(torch.tensor([0.5, -2.0, 100.0]))
-        network.scale.copy_(torch.tensor([2.0, 0.5, 30.0]))
-        for name, parameter in network.named_parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) / 4)
-            if "weight_hh" in name:  # rounding must not grow from step to step
-                parameter.mul_(0.5 / (parameter.square().mean() * parameter.size(1)).sqrt())
-        for norm in network.norms():
-            norm.running_mean.normal_(0.0, 0.3)
-            norm.running_var.uniform_(0.5, 2.0)
-    return network
-
-
-def rows(steps: int, batch: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
-    torch.manual_seed(1)
-    return (torch.randn(steps, batch, 3, dtype=torch.float64) * torch.tensor([2.0, 0.5, 30.0])).to(dtype)
-
-
-def whole(network: SequenceNetwork | Ensemble, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        scores: Tensor = network(x, every_step=True)[0]
-    return scores
-
-
-def close(found: Tensor, expected: Tensor) -> None:
-    assert found.dtype == expected.dtype
-    tolerance = TOLERANCE[expected.dtype]
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
-
-
-def fused(stream: Any) -> Any:
-    assert isinstance(stream, NetworkStream)
-    assert isinstance(stream._steps, _FusedSteps)
-    return stream
-
-
-def composed(stream: Any) -> Any:
-    assert isinstance(stream, NetworkStream)
-    assert isinstance(stream._steps, _ComposedSteps)
-    return stream
-
-
-def without_library(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_library, "library", None)
-    patch.setattr(_library, "problem", "there is no compiled code in this test")
-    patch.setattr(RecurrentLayer, "_form", "plain")
 
 
 @every_layer
@@ -111,14 +52,14 @@ def test_stream_of_every_width_and_kernel_equals_the_whole_run(
 def test_stream_on_every_instruction_set_equals_the_whole_run(
     layer: str, dtype: torch.dtype, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = _library.library
-    assert library is not None, _library.problem
-    if level > library.level:
+    code = library.loaded
+    assert code is not None, library.problem
+    if level > code.level:
         pytest.skip(f"this machine has no {INSTRUCTION_SETS[level]}")
     networks = [small(layer, width, pooling="last+mean+max", dtype=dtype) for width in (21, 51)]
     x = rows(40, 3)
     expected = [whole(network, x) for network in networks]
-    monkeypatch.setattr(library, "level", level)
+    monkeypatch.setattr(code, "level", level)
     for network, one in zip(networks, expected, strict=True):
         for batch in (3, 1):
             stream = fused(network.stream(batch))
@@ -131,8 +72,8 @@ def test_stream_on_another_instruction_set_than_it_was_made_for_goes_on(
 ) -> None:
     network, x = small(layer), rows(10)
     expected, stream = whole(network, x), fused(network.stream())
-    assert _library.library is not None
-    monkeypatch.setattr(_library.library, "level", 0)
+    assert library.loaded is not None
+    monkeypatch.setattr(library.loaded, "level", 0)
     close(torch.stack([stream(row) for row in x]), expected)
 
 
@@ -171,41 +112,6 @@ def test_stream_of_layers_with_options_equals_the_whole_run(
 
 
 @every_layer
-@pytest.mark.parametrize("pooling", ["last+mean+max", None])
-@pytest.mark.parametrize("form", ["fused", "composed"])
-def test_reset_of_some_sequences_lets_them_start_afresh(
-    layer: str, pooling: str | None, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    network, x = small(layer, pooling=pooling, dtype=torch.float64), rows(40, 3)
-    begins = {1: [0, 13, 14], 2: [0, 25]}  # sequence: where it begins
-    expected = whole(network, x)
-    for b, starts in begins.items():
-        for start in starts:
-            expected[start:, b] = whole(network, x[start:, b : b + 1])[:, 0]
-    if form == "composed":
-        without_library(monkeypatch)
-    stream = fused(network.stream(3)) if form == "fused" else composed(network.stream(3))
-    found = []
-    for t, row in enumerate(x):
-        reset = torch.tensor([False, *(t in begins[b] and t > 0 for b in (1, 2))])
-        found.append(stream(row, reset if t % 2 or reset.any() else None))
-    close(torch.stack(found), expected)
-
-
-@pytest.mark.parametrize("form", ["fused", "composed"])
-def test_reset_after_nan_leaves_nothing_of_it(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    network, x = small(pooling="last+mean+max", dtype=torch.float64), rows(12, 2)
-    expected = whole(network, x)
-    if form == "composed":
-        without_library(monkeypatch)
-    stream = network.stream(2)
-    assert stream(torch.full((2, 3), torch.nan)).isnan().all()
-    assert stream(x[0]).isnan().all()
-    found = [stream(row, torch.ones(2, dtype=torch.bool) if t == 0 else None) for t, row in enumerate(x)]
-    close(torch.stack(found), expected)
-
-
-@every_layer
 @every_dtype
 @pytest.mark.parametrize("pooling", ["mean+max", None])
 @pytest.mark.parametrize("kernel_size", [1, 4])
@@ -227,12 +133,15 @@ def test_stream_in_half_precision_follows_the_whole_run() -> None:
     torch.testing.assert_close(found, whole(network, x), rtol=0.1, atol=0.1)
 
 
+def slow_step(*arguments: Any) -> Any:
+    step = RNN.cell.step(*arguments)
+    return lambda *given: tuple(value / 2 for value in step(*given))
+
+
 class Slow(RNN):
     """A layer with a step of its own."""
 
-    def _step(self, *arguments: Any) -> Any:
-        step = super()._step(*arguments)
-        return lambda *given: tuple(value / 2 for value in step(*given))
+    cell = replace(RNN.cell, step=slow_step)
 
 
 class Doubled(nn.Linear):
@@ -248,8 +157,8 @@ def changed(how: str) -> SequenceNetwork:
         return small(Slow)
     network = small()
     block: Any = network.blocks[0]
-    if how == "plain form":
-        block.layer.form = "plain"
+    if how == "reference backend":
+        block.layer.backend = "reference"
     elif how == "subclass of a module":
         network.head = Doubled(*reversed(network.head.weight.shape)).eval()
     elif how == "forward of its own":
@@ -283,7 +192,7 @@ def changed(how: str) -> SequenceNetwork:
 
 CHANGES = (
     "layer with a step of its own",
-    "plain form",
+    "reference backend",
     "subclass of a module",
     "forward of its own",
     "pruned",
@@ -365,185 +274,3 @@ def test_stream_takes_rows_of_any_layout() -> None:
     close(stream(x[4].clone().requires_grad_()), expected[4])
     zeros = torch._efficientzerotensor((2, 3), dtype=torch.float64)
     close(stream(zeros), whole(network, torch.cat([x[:5], torch.zeros(1, 2, 3, dtype=torch.float64)]))[5])
-
-
-@every_layer
-@pytest.mark.parametrize("pooling", ["last+mean+max", None])
-@pytest.mark.parametrize("form", ["fused", "composed"])
-def test_stream_goes_on_from_a_whole_run_and_back(
-    layer: str, pooling: str | None, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    network, x = small(layer, pooling=pooling, dtype=torch.float64), rows(40, 2)
-    if form == "composed":
-        without_library(monkeypatch)
-    expected = whole(network, x)
-    with torch.no_grad():
-        _, before = network(x[:17])
-        stream = network.stream(2, before)
-        close(torch.stack([stream(row) for row in x[17:29]]), expected[17:29])
-        state = stream.state
-        scores, _ = network(x[29:], state)
-        _, at_once = network(x[:29])
-    close(scores if pooling else scores[-1], expected[-1])
-    assert len(state) == len(network.state_names)
-    for one, other in zip(state, at_once, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-
-
-def test_stream_of_an_ensemble_goes_on_from_its_state() -> None:
-    ensemble = Ensemble([small(dtype=torch.float64), small("lstm", 16, kernel_size=1, dtype=torch.float64)]).eval()
-    x, first = rows(20, 2), ensemble.stream(2)
-    for row in x[:9]:
-        first(row)
-    second = ensemble.stream(2, first.state)
-    close(torch.stack([second(row) for row in x[9:]]), whole(ensemble, x)[9:])
-
-
-@pytest.mark.parametrize("form", ["fused", "composed"])
-def test_stream_shares_no_memory_with_anything(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    network, x = small(dtype=torch.float64), rows(12, 2)
-    if form == "composed":
-        without_library(monkeypatch)
-    expected = whole(network, x)
-    with torch.no_grad():
-        _, state = network(x[:3])
-    stream = network.stream(2, state)
-    with torch.no_grad():
-        for tensor in (*state, *network.parameters(), *network.buffers()):
-            tensor.zero_()
-    for t, row in enumerate(x[3:], start=3):
-        scores = stream(row)
-        close(scores, expected[t])
-        for tensor in (scores, row, *stream.state):
-            tensor.zero_()
-
-
-@pytest.mark.parametrize("form", ["fused", "composed"])
-def test_stream_holds_the_same_memory_after_any_number_of_steps(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if form == "composed":
-        without_library(monkeypatch)
-    stream, row = small("mist").stream(2), rows(1, 2)[0]
-
-    def alive_after(steps: int) -> tuple[int, list[torch.Size]]:
-        for step in range(steps):
-            stream(row, torch.tensor([step % 7 == 0, False]))
-        gc.collect()
-        return sum(type(thing) is Tensor for thing in gc.get_objects()), [tensor.shape for tensor in stream.state]
-
-    assert alive_after(10) == alive_after(100)
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_stream_outlives_the_mode_in_which_it_was_made(mode: Any) -> None:
-    network, x = small(dtype=torch.float64), rows(10, 2)
-    with mode():
-        stream = network.stream(2)
-        found = [stream(row) for row in x[:5]]
-    found += [stream(row, torch.tensor([False, False])) for row in x[5:]]
-    assert not any(scores.requires_grad for scores in found)
-    close(torch.stack(found), whole(network, x))
-
-
-def test_streams_of_one_network_run_apart() -> None:
-    network, x = small(dtype=torch.float64), rows(10, 2)
-    one, two = network.stream(), network.stream()
-    found = [torch.cat([one(row[:1]), two(row[1:])]) for row in x]
-    close(torch.stack(found), whole(network, x))
-
-
-@pytest.mark.parametrize("form", ["fused", "composed"])
-def test_stream_cannot_be_copied_or_pickled(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if form == "composed":
-        without_library(monkeypatch)
-    network = small()
-    for stream in (network.stream(), Ensemble([network]).eval().stream()):
-        for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
-            with pytest.raises(
-                TypeError, match="a running stream cannot be copied or pickled; make another one from its state"
-            ):
-                duplicate(stream)  # type: ignore[operator]
-    if form == "fused":
-        with pytest.raises(TypeError, match="a running stream cannot be copied or pickled"):
-            copy.copy(network.stream()._steps._stream)  # type: ignore[union-attr]
-
-
-def test_stream_of_both_directions_is_refused() -> None:
-    network = small(bidirectional=True)
-    with pytest.raises(
-        ValueError, match="SequenceNetwork: expected bidirectional=False for a stream, because the future"
-    ):
-        network.stream()
-    with pytest.raises(ValueError, match="expected bidirectional=False for a stream"):
-        Ensemble([network]).eval().stream()
-
-
-def test_stream_in_training_is_refused() -> None:
-    network = small()
-    network.norm.train()
-    with pytest.raises(
-        ValueError, match=r"SequenceNetwork: expected evaluation mode for a stream.*call network\.eval\(\)"
-    ):
-        network.stream()
-
-
-def test_stream_of_no_sequences_is_refused() -> None:
-    with pytest.raises(ValueError, match="SequenceNetwork: expected batch_size"):
-        small().stream(0)
-
-
-def test_input_that_does_not_fit_is_refused() -> None:
-    stream = small().stream(2)
-    with pytest.raises(
-        ValueError, match=r"SequenceNetwork\.stream: expected input \[2, 3\], one step of 2 sequences.*got \[2, 4\]"
-    ):
-        stream(torch.zeros(2, 4))
-    with pytest.raises(ValueError, match=r"expected input \[2, 3\].*got list"):
-        stream([[0.0] * 3] * 2)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"expected input of real numbers, got torch\.complex64"):
-        stream(torch.zeros(2, 3, dtype=torch.complex64))
-    with pytest.raises(ValueError, match="expected input on cpu, because the parameters are there, got meta"):
-        stream(torch.zeros(2, 3, device="meta"))
-
-
-def test_reset_that_does_not_fit_is_refused() -> None:
-    stream, row = small().stream(2), rows(1, 2)[0]
-    with pytest.raises(TypeError, match=r"SequenceNetwork\.stream: expected reset to be a bool Tensor \[B\]"):
-        stream(row, torch.zeros(2))
-    with pytest.raises(ValueError, match=r"expected reset \[B\] = \[2\] as the input, got \[3\]"):
-        stream(row, torch.zeros(3, dtype=torch.bool))
-
-
-def test_state_that_does_not_fit_is_refused() -> None:
-    network = small()
-    state = network.initial_state(2)
-    with pytest.raises(
-        ValueError, match=r"SequenceNetwork\.stream: expected a state of 7 tensors \(block0_conv, .*got 6"
-    ):
-        network.stream(2, state[:-1])
-    with pytest.raises(ValueError, match=r"expected a state of 7 tensors \(.*got Tensor"):
-        network.stream(2, state[0])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"expected state's block0_conv \[3, 1, 21\].*got \[3, 2, 21\]"):
-        network.stream(1, state)
-    with pytest.raises(TypeError, match=r"expected state's count of torch\.int64, got torch\.float32"):
-        network.stream(2, (*state[:-3], state[-3].float(), *state[-2:]))
-    with pytest.raises(ValueError, match=r"Ensemble\.stream: expected a state of 14 tensors, got 7"):
-        Ensemble([network, network]).eval().stream(2, state)
-
-
-def test_stream_of_the_fused_form_where_it_cannot_serve_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    network = small()
-    for layer in network.recurrent_layers():
-        layer.form = "fused"
-    fused(network.stream())
-    without_library(monkeypatch)
-    with pytest.raises(RuntimeError, match=r"MIST: expected the fused form to serve.*no compiled code in this test"):
-        network.stream()
-
-
-def test_structs_of_the_library_are_compared_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("Network", "NetworkBlock"):
-        with monkeypatch.context() as patch:
-            mirror = getattr(_library, name)
-            patch.setattr(_library, name, type(name, (mirror,), {"_fields_": [("more", _library._INT)]}))
-            with pytest.raises(OSError, match="of another version of mistrnn"):
-                _library.Library(_library.PATH)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mistrnn.kernels import blocks
+from mistrnn.kernels.cpu import blocks
 
 BatchStatistics = list[tuple[Tensor, Tensor]]
 """Mean and variance [C] of every `FrameNorm`, in their order."""

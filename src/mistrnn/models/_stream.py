@@ -11,16 +11,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from mistrnn.kernels.network_stream import BlockParts, FusedNetworkStream, NetworkParts, unavailable
-from mistrnn.layers import RecurrentLayer, _checks
-from mistrnn.layers._hooked import renew_hooked
-from mistrnn.layers._stream import _fused_steps
+from mistrnn._torch_compat import forward_hooks, forward_pre_hooks
+from mistrnn.kernels.cpu import library
+from mistrnn.kernels.cpu.convolutions import FusedConvolutionStream
+from mistrnn.kernels.cpu.network_stream import BlockParts, FusedNetworkStream, NetworkParts, unavailable
+from mistrnn.layers import RecurrentLayer, checks
+from mistrnn.layers.state import state_tensors
+from mistrnn.layers.stream import fused_steps
+from mistrnn.layers.weight_hooks import recompute_hooked_weights
 from mistrnn.models._frames import DepthwiseConv, FrameNorm, GatedUnit
 from mistrnn.models._pooling import Pooling
-from mistrnn.models.ensemble import Ensemble, combined
+from mistrnn.models.ensemble import Ensemble, Member, combined
 from mistrnn.models.network import NetworkState, ResidualBlock, SequenceNetwork
+from mistrnn.models.random_convolutions import FARTHEST, LEVELS, RandomConvolutions
+from mistrnn.models.standardisation import Arcsinh
 
-_PARTS = (ResidualBlock, FrameNorm, DepthwiseConv, GatedUnit, Pooling, nn.Linear, nn.ModuleList)
+_PARTS = (Arcsinh, ResidualBlock, FrameNorm, DepthwiseConv, GatedUnit, Pooling, nn.Linear, nn.ModuleList)
 """The modules that the compiled step knows, apart from the network itself and its layers; no subclasses of them."""
 
 
@@ -32,7 +38,7 @@ class NetworkStream:
     hooks, by `network(input, state)`.
     """
 
-    def __init__(self, network: SequenceNetwork, batch_size: int, state: NetworkState | None) -> None:
+    def __init__(self, network: Member, batch_size: int, state: NetworkState | None) -> None:
         self._name = type(network).__name__
         if network.bidirectional:
             raise ValueError(
@@ -43,18 +49,16 @@ class NetworkStream:
                 f"{self._name}: expected evaluation mode for a stream, because norms read the whole batch in training and "
                 "dropout draws at random; call network.eval() first."
             )
-        batch_size = _checks.positive_int(self._name, "batch_size", batch_size)
+        batch_size = checks.positive_int(self._name, "batch_size", batch_size)
         with torch.inference_mode(False), torch.no_grad():  # a stream outlives the mode in which it was made
             initial = network.initial_state(batch_size)
             state = initial if state is None else self._checked(state, initial, network.state_names)
-            parts = _fused_parts(network, state, batch_size)
-            self._steps: _FusedSteps | _ComposedSteps
-            if parts is None:
-                self._steps = _ComposedSteps(network, initial, state, batch_size)
-            else:
-                self._steps = _FusedSteps(network, parts)
+            self._steps = _steps(network, initial, state, batch_size)
+            # The compiled steps standardise, but they do not transform.
+            transforms = network.arcsinh is not None and not isinstance(self._steps, _ComposedSteps)
+            self._arcsinh = copy.deepcopy(network.arcsinh) if transforms else None
         self._shape = (batch_size, network.input_size)
-        self._device = network.mean.device
+        self._device, self._like = network.mean.device, network.mean
 
     def __call__(self, input: Tensor, reset: Tensor | None = None) -> Tensor:
         """Take the rows of one step [B, C] and return the scores [B, K].
@@ -75,9 +79,12 @@ class NetworkStream:
                 f"{self._name}.stream: expected input on {self._device}, because the parameters are there, got {input.device}."
             )
         if reset is not None:
-            _checks.check_reset(f"{self._name}.stream", reset, self._shape[:1], "[B]", self._steps.like)
+            checks.check_reset(f"{self._name}.stream", reset, self._shape[:1], "[B]", self._like)
             self._steps.reset(reset)
-        return self._steps(input)
+        if self._arcsinh is None:
+            return self._steps(input)
+        with torch.no_grad():
+            return self._steps(self._arcsinh(input))
 
     @property
     def state(self) -> NetworkState:
@@ -94,9 +101,7 @@ class NetworkStream:
                 f"{self._name}.stream: expected a state of {len(names)} tensors ({', '.join(names)}), got {got}."
             )
         for name, value, like in zip(names, state, initial, strict=True):
-            _checks.check_state(
-                f"{self._name}.stream", f"state's {name}", value, like.shape, "the network has it", like
-            )
+            checks.check_state(f"{self._name}.stream", f"state's {name}", value, like.shape, "the network has it", like)
         return tuple(state)
 
 
@@ -111,7 +116,9 @@ class EnsembleStream:
             raise ValueError(
                 f"{type(ensemble).__name__}.stream: expected a state of {len(ensemble.state_names)} tensors, got {len(rest)}."
             )
-        for member in ensemble.networks:
+        self._weights = ensemble.weights
+        for member in ensemble.members:
+            assert isinstance(member, Member)
             count = len(member.state_names)
             self._members.append(member.stream(batch_size, None if rest is None else tuple(rest[:count])))
             rest = None if rest is None else rest[count:]
@@ -119,7 +126,7 @@ class EnsembleStream:
     def __call__(self, input: Tensor, reset: Tensor | None = None) -> Tensor:
         """Take the rows of one step [B, C] and return the scores [B, K]; reset as in `NetworkStream`."""
         with torch.no_grad():
-            return combined([member(input, reset) for member in self._members], self._answer)
+            return combined([member(input, reset) for member in self._members], self._answer, self._weights)
 
     @property
     def state(self) -> NetworkState:
@@ -131,34 +138,31 @@ class EnsembleStream:
 
 
 class _FusedSteps:
-    """The compiled step, and its state in the network's form."""
+    """The compiled step of a network of blocks, and its state in the network's form."""
 
     def __init__(self, network: SequenceNetwork, parts: NetworkParts) -> None:
-        self.like = network.mean
         self._stream = FusedNetworkStream(parts)
         self.reset = self._stream.reset
-        self._forms = [layer._state_form(parts.batch_size) for layer in network.recurrent_layers()]
+        self._layouts = [layer.state_layout(parts.batch_size) for layer in network.recurrent_layers()]
 
     def __call__(self, input: Tensor) -> Tensor:
         return self._stream(input)
 
     def state(self) -> NetworkState:
         found: list[Tensor] = []
-        for number, form in enumerate(self._forms):
+        for number, layout in enumerate(self._layouts):
             history, layer_state = self._stream.block_state(number)
-            packed = form.pack([layer_state])
             found.extend(() if history is None else (history,))
-            found.extend(packed if isinstance(packed, tuple) else (packed,))
+            found.extend(state_tensors(layout.pack([layer_state])))
         return *found, *self._stream.pooled_state()
 
 
 class _ComposedSteps:
     """One step after another through a copy of the network itself."""
 
-    def __init__(self, network: SequenceNetwork, initial: NetworkState, state: NetworkState, batch: int) -> None:
-        self.like = network.mean
+    def __init__(self, network: Member, initial: NetworkState, state: NetworkState, batch: int) -> None:
         for module in network.modules():
-            renew_hooked(module)  # without a graph, which could not be copied
+            recompute_hooked_weights(module)  # without a graph, which could not be copied
         self._network = copy.deepcopy(network)
         self._initial = initial
         self._state = tuple(tensor.clone() for tensor in state)
@@ -186,6 +190,28 @@ class _ComposedSteps:
         return tuple(tensor.clone() for tensor in self._state)
 
 
+def _steps(
+    network: Member, initial: NetworkState, state: NetworkState, batch_size: int
+) -> _FusedSteps | FusedConvolutionStream | _ComposedSteps:
+    """Return the fastest way to run a network step by step."""
+    if isinstance(network, RandomConvolutions):
+        own = all(map(_is_known, network.modules())) and type(network).forward is RandomConvolutions.forward
+        if own and library.loaded is not None and network.mean.device.type == "cpu":
+            head = network.head.weight, network.head.bias
+            return FusedConvolutionStream(
+                network.convolutions,
+                network.mean,
+                network.scale,
+                LEVELS,
+                FARTHEST,
+                head,
+                state,  # type: ignore[arg-type]
+            )
+    elif (parts := _fused_parts(network, state, batch_size)) is not None:
+        return _FusedSteps(network, parts)
+    return _ComposedSteps(network, initial, state, batch_size)
+
+
 def _fused_parts(network: SequenceNetwork, state: NetworkState, batch_size: int) -> NetworkParts | None:
     """Return what the compiled step is made from; None where it would not compute the same as the network."""
     if not _is_fusable(network):
@@ -208,10 +234,10 @@ def _fused_parts(network: SequenceNetwork, state: NetworkState, batch_size: int)
 def _block(block: ResidualBlock, state: tuple[Tensor, ...], batch_size: int) -> BlockParts:
     layer, conv = block.layer, block.conv
     history, rest = (None, state) if conv is None else (state[0], state[1:])
-    weights = layer._current_weights()[0]
-    layer_state = layer._state_form(batch_size).unpack(rest if len(rest) > 1 else rest[0], weights["weight_hh"])
+    weights = layer.all_cell_weights(recompute=True)[0]
+    layer_state = layer.state_layout(batch_size).unpack_tensors(rest, weights["weight_hh"])
     return BlockParts(
-        layer=_fused_steps(layer, weights, layer_state[0]),
+        layer=fused_steps(layer, weights, layer_state[0]),
         layer_norm=block.layer_norm.affine(),
         conv=None if conv is None else (conv.weight, conv.bias),
         history=history,
@@ -227,7 +253,7 @@ def _is_fusable(network: SequenceNetwork) -> bool:
     if type(network).forward is not SequenceNetwork.forward or not all(map(_is_known, network.modules())):
         return False
     like = network.embedding.weight
-    if not all(layer._takes_fused(like) for layer in network.recurrent_layers()):  # an error if that is wanted
+    if not all(layer.takes_fused(like) for layer in network.recurrent_layers()):  # an error if that is wanted
         return False
     if like.device.type != "cpu" or unavailable(like.dtype) is not None:
         return False
@@ -242,12 +268,12 @@ def _is_fusable(network: SequenceNetwork) -> bool:
 
 def _is_known(module: nn.Module) -> bool:
     """Whether a module computes what its class says."""
-    if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+    if forward_hooks(module) or forward_pre_hooks(module) or "forward" in vars(module):
         return False
     if isinstance(module, RecurrentLayer):
         alone = module.num_layers == 1 and not module.batch_first and not is_parametrized(module)
         return alone and type(module).forward is RecurrentLayer.forward
-    return isinstance(module, SequenceNetwork) or type(module) in _PARTS
+    return isinstance(module, Member) or type(module) in _PARTS
 
 
 def _shapes(network: SequenceNetwork) -> Iterator[tuple[Tensor, list[int]]]:
@@ -258,7 +284,7 @@ def _shapes(network: SequenceNetwork) -> Iterator[tuple[Tensor, list[int]]]:
     yield from ((network.mean, [inputs]), (network.scale, [inputs]))
     for block in _blocks(network):
         linear += [(block.projection, width, width), (block.unit.up, 2 * width, width), (block.unit.down, width, width)]
-        yield block.layer._weights(0, 0)["weight_ih"], [sum(block.layer._row_blocks()), width]
+        yield block.layer.cell_weights(0, 0)["weight_ih"], [sum(block.layer.norm_blocks()), width]
         if block.conv is not None:
             yield from ((block.conv.weight, [network.kernel_size, width]), (block.conv.bias, [width]))
     for module, rows, columns in linear:

@@ -1,4 +1,4 @@
-"""Several networks that answer as one: the mean of their probabilities, or of their numbers.
+"""Several networks that answer as one: the weighted mean of their probabilities, or of their numbers.
 
 T time, B batch, C channels, K scores.
 """
@@ -11,19 +11,23 @@ import torch
 from torch import Tensor, nn
 
 from mistrnn.models.network import NetworkState, SequenceNetwork
+from mistrnn.models.random_convolutions import RandomConvolutions
+from mistrnn.models.standardisation import Standardisation
 
 if TYPE_CHECKING:
     from mistrnn.models._stream import EnsembleStream
 
 Answer = Literal["classes", "numbers"]
+Member = SequenceNetwork | RandomConvolutions
 
 
 class Ensemble(nn.Module):
-    """The mean of several networks, with the interface of one.
+    """The weighted mean of several networks, with the interface of one.
 
     Args:
         members: networks with the same inputs, outputs and standardisation; their shapes may differ.
         answer: "classes" for the mean of probabilities, returned as logarithms; "numbers" for the mean of scores.
+        weights: positive, one for each member; they are scaled to sum to 1. Equal ones if None.
 
     >>> members = [SequenceNetwork(2, 3, hidden_size=8).eval() for _ in range(2)]
     >>> scores, _ = Ensemble(members)(torch.randn(9, 4, 2))
@@ -31,47 +35,53 @@ class Ensemble(nn.Module):
     True
     """
 
-    def __init__(self, members: Sequence[SequenceNetwork], answer: Answer = "classes") -> None:
+    def __init__(
+        self, members: Sequence[Member], answer: Answer = "classes", weights: Sequence[float] | None = None
+    ) -> None:
         super().__init__()
         if not members:
             raise ValueError(f"{type(self).__name__}: expected at least one member, got none.")
         first = members[0]
+        recurrent = [member for member in members if isinstance(member, SequenceNetwork)]
         for name in ("input_size", "output_size", "every_step", "bidirectional"):
-            if any(getattr(member, name) != getattr(first, name) for member in members):
-                values = [getattr(member, name) for member in members]
+            # Random convolutions answer for a whole sequence in the same way next to either kind of network.
+            values = [getattr(member, name) for member in (recurrent if name == "bidirectional" else members)]
+            if any(value != values[0] for value in values):
                 raise ValueError(f"{type(self).__name__}: expected members of the same {name}, got {values}.")
+        weights = [1.0] * len(members) if weights is None else [float(weight) for weight in weights]
+        if len(weights) != len(members) or not all(0 < weight < math.inf for weight in weights):
+            raise ValueError(
+                f"{type(self).__name__}: expected {len(members)} positive weights, one for each member, got {weights}."
+            )
         self.members = nn.ModuleList(members)
         self.answer = answer
+        self.weights = tuple(weight / math.fsum(weights) for weight in weights)
         self.input_size, self.output_size = first.input_size, first.output_size
-        self.every_step, self.bidirectional = first.every_step, first.bidirectional
+        self.every_step = first.every_step
+        self.bidirectional = any(member.bidirectional for member in members)
 
     @property
     def networks(self) -> list[SequenceNetwork]:
-        """The members."""
-        return list(self.members)  # type: ignore[arg-type]
+        """The recurrent members."""
+        return [member for member in self.members if isinstance(member, SequenceNetwork)]
 
     @property
-    def mean(self) -> Tensor:
-        """The mean of the inputs' channels [C]."""
-        return self.networks[0].mean
-
-    @property
-    def scale(self) -> Tensor:
-        """The deviation of the inputs' channels [C]."""
-        return self.networks[0].scale
+    def standardisation(self) -> Standardisation:
+        """Mean, scale and transform of the input's channels."""
+        return self._members[0].standardisation
 
     @property
     def state_names(self) -> tuple[str, ...]:
         """The names of the tensors of the state."""
-        return tuple(f"member{n}_{name}" for n, one in enumerate(self.networks) for name in one.state_names)
+        return tuple(f"member{n}_{name}" for n, one in enumerate(self._members) for name in one.state_names)
 
     def parameter_count(self) -> int:
         """Return the number of weights of all members."""
-        return sum(member.parameter_count() for member in self.networks)
+        return sum(member.parameter_count() for member in self._members)
 
     def initial_state(self, batch_size: int) -> NetworkState:
         """Return the state before the first step."""
-        return tuple(tensor for member in self.networks for tensor in member.initial_state(batch_size))
+        return tuple(tensor for member in self._members for tensor in member.initial_state(batch_size))
 
     def forward(
         self,
@@ -84,13 +94,13 @@ class Ensemble(nn.Module):
     ) -> tuple[Tensor, NetworkState]:
         """Return the scores and the state to go on from; arguments as in `SequenceNetwork.forward`."""
         scores, after, rest = [], [], list(state or ())
-        for member in self.networks:
+        for member in self._members:
             count = len(member.state_names) if state else 0
             own, rest = tuple(rest[:count]), rest[count:]
             found, new = member(input, own or None, lengths=lengths, every_step=every_step, keep_state=keep_state)
             scores.append(found)
             after.extend(new)
-        return combined(scores, self.answer), tuple(after)
+        return combined(scores, self.answer, self.weights), tuple(after)
 
     def stream(self, batch_size: int = 1, state: NetworkState | None = None) -> "EnsembleStream":
         """Return a stream of all members; see `SequenceNetwork.stream`."""
@@ -98,12 +108,17 @@ class Ensemble(nn.Module):
 
         return EnsembleStream(self, batch_size, state)
 
+    @property
+    def _members(self) -> list[Member]:
+        return list(self.members)  # type: ignore[arg-type]
 
-def combined(scores: Sequence[Tensor], answer: Answer) -> Tensor:
-    """Return the answer of several members from their scores [..., K] each."""
+
+def combined(scores: Sequence[Tensor], answer: Answer, weights: Sequence[float]) -> Tensor:
+    """Return the answer of several members from their scores [..., K] each; the weights sum to 1."""
     if len(scores) == 1:
         return scores[0]
     together = torch.stack(list(scores))
+    shares = together.new_tensor(weights).view(-1, *[1] * scores[0].dim())
     if answer == "numbers":
-        return together.mean(0)
-    return together.log_softmax(-1).logsumexp(0) - math.log(len(scores))
+        return (shares * together).sum(0)
+    return (together.log_softmax(-1) + shares.log()).logsumexp(0)

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mistrnn.layers import RecurrentLayer, _checks, layer_class
-from mistrnn.layers._names import check_options
-from mistrnn.layers._state import State
+from mistrnn.layers import RecurrentLayer, checks, layer_class
 from mistrnn.layers.initialization import initialize
+from mistrnn.layers.names import check_options, single_bias
+from mistrnn.layers.state import state_from_tensors, state_tensors
 from mistrnn.models._frames import BatchStatistics, DepthwiseConv, ForwardPass, FrameNorm, GatedUnit
 from mistrnn.models._pooling import Pooling
+from mistrnn.models.standardisation import StandardisedModule
 
 if TYPE_CHECKING:
     from mistrnn.models._stream import NetworkStream
@@ -56,14 +57,15 @@ class ResidualBlock(nn.Module):
         with (
             contextlib.nullcontext()
             if current.layer_numbers is None
-            else self.layer._drawing_from(current.layer_numbers)
+            else self.layer.drawing_from(current.layer_numbers)
         ):
-            output, after = self.layer(y, layer_state or None, lengths=current.lengths)
+            before = state_from_tensors(layer_state, self.layer.cell.keeps_history) if layer_state else None
+            output, after = self.layer(y, before, lengths=current.lengths)
         y = torch.cat([y] * self.layer.directions, -1)  # around the layer: so much of the past is local
         x = self._residual(x, self.projection(y + output), current)
         x = self._residual(x, self.unit(self.unit_norm(x, current)), current)
         kept = () if history is None else (history,)
-        return x, (*kept, *_tensors(after)) if keep_state else ()
+        return x, (*kept, *state_tensors(after)) if keep_state else ()
 
     def reset_parameters(self) -> None:
         """Draw everything but the layer's parameters."""
@@ -74,14 +76,14 @@ class ResidualBlock(nn.Module):
     @property
     def state_names(self) -> tuple[str, ...]:
         """The names of the tensors of the state."""
-        own = self.layer.state_components + (("clock",) if self.layer.has_clock else ())
+        own = self.layer.cell.state + (("clock",) if self.layer.cell.has_clock else ())
         return (("conv",) if self.conv is not None else ()) + own
 
     def initial_state(self, batch_size: int) -> tuple[Tensor, ...]:
         """Return the state before the first step."""
         like = self.projection.weight.detach()
-        form = self.layer._state_form(batch_size)
-        layer_state = _tensors(form.pack(form.unpack(None, like)))
+        layout = self.layer.state_layout(batch_size)
+        layer_state = state_tensors(layout.pack(layout.zeros(like)))
         if self.conv is None:
             return layer_state
         return like.new_zeros(self.conv.kernel_size - 1, batch_size, like.size(0)), *layer_state
@@ -96,7 +98,11 @@ class ResidualBlock(nn.Module):
         return torch.addcmul(x, branch, mask.to(x.dtype))  # one mask for all steps
 
 
-class SequenceNetwork(nn.Module):
+_OWN_OPTIONS = ("num_layers", "batch_first", "dropout", "bidirectional", "proj_size", "device", "dtype")
+"""Options of layers that a network sets itself."""
+
+
+class SequenceNetwork(StandardisedModule):
     """Scores for each sequence [B, K], or for each of its steps [T, B, K], from what was measured, [T, B, C].
 
     Args:
@@ -113,20 +119,18 @@ class SequenceNetwork(nn.Module):
         layer_options: other arguments of the layer by name, such as delays.
         initialization: how the layers start; see `mistrnn.layers.initialization`.
         steps: the length of the sequences to expect, for starts that depend on it.
+        arcsinh: whether some channels have heavy tails and are transformed before they are standardised.
         device: where the parameters are made.
         dtype: their type.
 
-    `mean` and `scale` [C] are buffers in float64 that the input is standardised with: (input - mean) / scale. They are 0 and
-    1 until they are set.
+    The input is standardised as `standardisation` says (`mistrnn.models.Standardisation`): (input - mean) / scale. The buffers
+    `mean` and `scale` [C] are 0 and 1 until they are set.
 
     >>> network = SequenceNetwork(2, 4, hidden_size=8)
     >>> scores, state = network(torch.randn(9, 3, 2), lengths=torch.tensor([9, 5, 7]))
     >>> scores.shape
     torch.Size([3, 4])
     """
-
-    mean: Tensor
-    scale: Tensor
 
     def __init__(
         self,
@@ -143,23 +147,24 @@ class SequenceNetwork(nn.Module):
         layer_options: Mapping[str, Any] | None = None,
         initialization: str = "open",
         steps: int | None = None,
+        arcsinh: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        self.input_size = _checks.positive_int(name, "input_size", input_size)
-        self.output_size = _checks.positive_int(name, "output_size", output_size)
-        self.hidden_size = _checks.positive_int(name, "hidden_size", hidden_size)
-        self.num_layers = _checks.positive_int(name, "num_layers", num_layers)
-        self.kernel_size = _checks.positive_int(name, "kernel_size", kernel_size)
-        self.dropout = _checks.probability(name, "dropout", dropout)
-        self.bidirectional = _checks.yes_or_no(name, "bidirectional", bidirectional)
+        self.input_size = checks.positive_int(name, "input_size", input_size)
+        self.output_size = checks.positive_int(name, "output_size", output_size)
+        self.hidden_size = checks.positive_int(name, "hidden_size", hidden_size)
+        self.num_layers = checks.positive_int(name, "num_layers", num_layers)
+        self.kernel_size = checks.positive_int(name, "kernel_size", kernel_size)
+        self.dropout = checks.probability(name, "dropout", dropout)
+        self.bidirectional = checks.boolean(name, "bidirectional", bidirectional)
         self.initialization, self.steps = initialization, steps
         kind = layer_class(layer) if isinstance(layer, str) else layer
         options = dict(layer_options or {})
         check_options(kind, options)
-        own = [o for o in ("num_layers", "batch_first", "dropout", "bidirectional", "device", "dtype") if o in options]
+        own = [option for option in _OWN_OPTIONS if option in options]
         if own:
             raise ValueError(f"{name}: expected layer_options without {own[0]}, which is the network's own.")
         self.layer_options = options
@@ -167,7 +172,12 @@ class SequenceNetwork(nn.Module):
             self.embedding = nn.Linear(self.input_size, self.hidden_size)
             self.blocks = nn.ModuleList(
                 ResidualBlock(
-                    kind(self.hidden_size, self.hidden_size, bidirectional=self.bidirectional, **options),
+                    kind(
+                        self.hidden_size,
+                        self.hidden_size,
+                        bidirectional=self.bidirectional,
+                        **single_bias(kind, options),
+                    ),
                     kernel_size=self.kernel_size,
                     dropout=self.dropout,
                 )
@@ -178,8 +188,7 @@ class SequenceNetwork(nn.Module):
             pooled = self.hidden_size * (1 if self.pooling is None else len(self.pooling.kinds))
             self.head = nn.Linear(pooled, self.output_size)
             self.to(dtype if dtype is not None else torch.get_default_dtype())
-            self.register_buffer("mean", torch.zeros(self.input_size, dtype=torch.float64))
-            self.register_buffer("scale", torch.ones(self.input_size, dtype=torch.float64))
+            self.register_standardisation(self.input_size, arcsinh=checks.boolean(name, "arcsinh", arcsinh))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -198,7 +207,7 @@ class SequenceNetwork(nn.Module):
 
     def set_dropout(self, probability: float) -> None:
         """Change the dropout of all residual branches."""
-        self.dropout = _checks.probability(type(self).__name__, "dropout", probability)
+        self.dropout = checks.probability(type(self).__name__, "dropout", probability)
         for block in self.blocks:
             assert isinstance(block, ResidualBlock)
             block.dropout = self.dropout
@@ -209,7 +218,8 @@ class SequenceNetwork(nn.Module):
 
     def uniform_shapes(self, steps: int, batch_size: int) -> list[tuple[int, ...]]:
         """Return the shapes of the uniform numbers that the recurrent layers draw for their masks in training, in order."""
-        return [shape for layer in self.recurrent_layers() for shape in layer._uniform_shapes(steps, batch_size)]
+        draws = [draw for layer in self.recurrent_layers() for draw in layer.mask_draws()]
+        return [draw.shape(steps, batch_size) for draw in draws]
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -226,6 +236,7 @@ class SequenceNetwork(nn.Module):
             "bidirectional": self.bidirectional,
             "layer_options": self.layer_options,
             "initialization": self.initialization,
+            "arcsinh": self.arcsinh is not None,
         }
 
     @property
@@ -243,7 +254,7 @@ class SequenceNetwork(nn.Module):
 
     def standardised(self, input: Tensor) -> Tensor:
         """Return the input as the embedding reads it."""
-        return ((input.to(self.mean.dtype) - self.mean) / self.scale).to(self.embedding.weight.dtype)
+        return self.standardisation(input).to(self.embedding.weight.dtype)
 
     def forward(
         self,
@@ -256,6 +267,7 @@ class SequenceNetwork(nn.Module):
         dropout_masks: Sequence[Tensor] | None = None,
         layer_numbers: Sequence[Tensor] | None = None,
         statistics: BatchStatistics | None = None,
+        standardised: bool = False,
     ) -> tuple[Tensor, NetworkState]:
         """Return the scores and the state to go on from.
 
@@ -271,13 +283,15 @@ class SequenceNetwork(nn.Module):
                 `uniform_shapes`; drawn if None.
             statistics: a list that collects mean and variance of each norm in training, in place of an update of the
                 running averages; `update_statistics` takes them.
+            standardised: whether the input is standardised already.
         """
         self._check(input, lengths, state)
         current = ForwardPass.of(input, lengths)
         current.dropout_masks = None if dropout_masks is None else iter(dropout_masks)
         current.layer_numbers = None if layer_numbers is None else iter(layer_numbers)
         current.statistics = statistics
-        x = self.embedding(current.clear_padding(self.standardised(input)))
+        x = input.to(self.embedding.weight.dtype) if standardised else self.standardised(input)
+        x = self.embedding(current.clear_padding(x))
         parts = self._unpacked(state)
         after: list[Tensor] = []
         for block, part in zip(self.blocks, parts, strict=False):
@@ -374,7 +388,3 @@ class SequenceNetwork(nn.Module):
                     f"{name}: expected a state of {len(self.state_names)} tensors ({', '.join(self.state_names)}), got "
                     f"{len(state)}."
                 )
-
-
-def _tensors(state: State) -> tuple[Tensor, ...]:
-    return state if isinstance(state, tuple) else (state,)
