@@ -8,13 +8,14 @@ from torch import Tensor
 
 from mistrnn import LSTM
 from mistrnn.analysis import attention
+from mistrnn.layers import HistoryState
 from tests.layers.cases import random_state, seeded, small
 
 
-def by_hand(layer: Any, x: Tensor, state: Tensor, a: Tensor) -> Tensor:
+def by_hand(layer: Any, x: Tensor, state: HistoryState, a: Tensor) -> Tensor:
     """Equations (2) to (4) of a MIST layer with the mixture given, [T, B, H]."""
     count, hidden = len(layer.delays), layer.hidden_size
-    history, outputs = list(state[0]), []
+    history, outputs = list(state.history[0]), []
     w_x, w_h, b = layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_l0
     for t in range(len(x)):
         z = x[t] @ w_x.T + b
@@ -74,5 +75,5 @@ def test_bad_input_is_named() -> None:
     with pytest.raises(ValueError, match=r"MIST: expected input \[T, B, 3\]"):
         attention(layer, torch.randn(5, 2, 4).double())
     layer.forward = lambda *arguments, **options: None  # type: ignore[assignment, method-assign]
-    with pytest.raises(TypeError, match="attention: expected a layer whose forward is mistrnn's own"):
+    with pytest.raises(TypeError, match="attention: expected a layer with the forward of mistrnn"):
         attention(layer, torch.randn(5, 2, 3).double())

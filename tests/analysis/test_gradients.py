@@ -1,6 +1,6 @@
 """Gradient norms against explicit products of Jacobians, for our layers, torch.nn's and a user's own."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -9,8 +9,10 @@ from torch.func import jacrev
 from torch.utils.checkpoint import checkpoint
 
 from mistrnn.analysis import gradient_norms, reach
-from mistrnn.layers import LAYERS, MIST, RNN, RecurrentLayer
-from tests.layers.cases import REGULARISERS, as_tuple, every_layer, seeded, small
+from mistrnn.layers import MIST, RNN, RecurrentLayer
+from mistrnn.layers.state import state_from_tensors, state_tensors
+from tests.analysis.modules import Unrolled, Wrapped
+from tests.layers.cases import REGULARISERS, every_layer, seeded, small
 
 STEPS, BATCH = 12, 3
 
@@ -20,23 +22,23 @@ def by_jacobians(layer: RecurrentLayer, input: Tensor, weights: Tensor) -> dict[
 
     The layer takes one step at a time with its state handed on, so that all of the past is in the state, newest last.
     """
-    count = len(layer.state_components)
-    found: dict[str, list[Tensor]] = {name: [] for name in layer.state_components}
+    count = len(layer.cell.state)
+    found: dict[str, list[Tensor]] = {name: [] for name in layer.cell.state}
     for b in range(input.size(1)):
         states: list[tuple[Tensor, ...]] = []
         for x in input[:, b : b + 1]:
-            before = (states[-1] if len(states[-1]) > 1 else states[-1][0]) if states else None
-            states.append(as_tuple(layer(x.unsqueeze(0), before)[1]))
+            before = state_from_tensors(states[-1], layer.cell.keeps_history) if states else None
+            states.append(state_tensors(layer(x.unsqueeze(0), before)[1]))
 
         def step(before: tuple[Tensor, ...], t: int, b: int, states: Any) -> tuple[Tensor, ...]:
             given = (*before, *states[t - 1][count:])  # the clock is no part of it
-            after = layer(input[t : t + 1, b : b + 1], given if len(given) > 1 else given[0])[1]
-            return as_tuple(after)[:count]
+            after = layer(input[t : t + 1, b : b + 1], state_from_tensors(given, layer.cell.keeps_history))[1]
+            return state_tensors(after)[:count]
 
         derivative = [torch.zeros_like(part) for part in states[-1][:count]]
         derivative[0].view(-1, layer.hidden_size)[-1] = weights[b]
         for t in range(len(input) - 1, -1, -1):
-            for k, name in enumerate(layer.state_components):
+            for k, name in enumerate(layer.cell.state):
                 found[name].append(derivative[k].reshape(-1, layer.hidden_size)[-1].norm())
             if t:
                 jacobians = jacrev(step)(states[t - 1][:count], t, b, states)
@@ -48,16 +50,16 @@ def by_jacobians(layer: RecurrentLayer, input: Tensor, weights: Tensor) -> dict[
 
 
 @every_layer
-@pytest.mark.parametrize("form", ["fused", "plain"])
-def test_norms_equal_products_of_jacobians(name: str, form: Any) -> None:
+@pytest.mark.parametrize("backend", ["fused", "reference"])
+def test_norms_equal_products_of_jacobians(name: str, backend: Any) -> None:
     with seeded(3):
         layer = small(name)
         input, weights = torch.randn(STEPS, BATCH, 3).double(), torch.randn(BATCH, 6).double()
-    layer.form = form
+    layer.backend = backend
     found = gradient_norms(layer, input, lambda result: (result[0][-1] * weights).sum())
-    layer.form = "plain"
+    layer.backend = "reference"
     expected = by_jacobians(layer, input, weights)
-    assert list(found.states) == list(layer.state_components)
+    assert list(found.states) == list(layer.cell.state)
     for state, norms in found.states.items():
         torch.testing.assert_close(norms, expected[state], rtol=1e-10, atol=1e-14)
     assert torch.equal(found.h, found.states["h"])
@@ -69,7 +71,7 @@ def test_norms_with_every_option_are_those_of_a_run_step_by_step(name: str) -> N
         layer = small(name, num_layers=2, **REGULARISERS["all"]).eval()
         input = torch.randn(STEPS, BATCH, 3).double()
     found = gradient_norms(layer, input, lambda result: result[0][-1].square().sum())
-    layer.form = "plain"
+    layer.backend = "reference"
     expected = gradient_norms(layer, input, lambda result: result[0][-1].square().sum())
     assert [state.split(".")[0] for state in found.states] == sorted(state.split(".")[0] for state in found.states)
     for state, norms in found.states.items():
@@ -100,108 +102,6 @@ def test_there_is_no_graph_of_single_steps(name: str) -> None:
     for steps in (4, 40):
         gradient_norms(layer, torch.randn(steps, 2, 3).double(), loss)
     assert sizes[0] == sizes[1] < 40
-
-
-class Unrolled(nn.Module):
-    """A user's own network: a cell in a loop."""
-
-    def __init__(self, cell: nn.Module) -> None:
-        super().__init__()
-        self.cell, self.readout = cell, nn.Linear(5, 2)
-
-    def forward(self, input: Tensor) -> Tensor:
-        state: Any = None
-        for x in input:
-            state = self.cell(x, state)
-        return self.readout(state[0] if isinstance(state, tuple) else state)
-
-
-class OwnCell(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.x, self.h = nn.Linear(3, 5), nn.Linear(5, 5)
-
-    def forward(self, x: Tensor, h: Tensor | None) -> Tensor:
-        return torch.tanh(self.x(x) + (self.h(h) if h is not None else 0))
-
-
-class Wrapped(nn.Module):
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer, self.readout = layer, nn.Linear(5, 2)
-
-    def forward(self, input: Tensor) -> Tensor:
-        return self.readout(self.layer(input)[0][-1])
-
-
-PAIRS = [(nn.RNN, nn.RNNCell), (nn.LSTM, nn.LSTMCell), (nn.GRU, nn.GRUCell)]
-
-
-@pytest.mark.parametrize(("layer_class", "cell_class"), PAIRS)
-def test_torch_layers_and_torch_cells_agree(layer_class: Any, cell_class: Any) -> None:
-    with seeded(5):
-        whole, unrolled = Wrapped(layer_class(3, 5)).double(), Unrolled(cell_class(3, 5)).double()
-        input = torch.randn(STEPS, BATCH, 3).double()
-    with torch.no_grad():
-        for name, parameter in unrolled.cell.named_parameters():
-            parameter.copy_(getattr(whole.layer, f"{name}_l0"))
-        for ours, theirs in zip(unrolled.readout.parameters(), whole.readout.parameters(), strict=True):
-            ours.copy_(theirs)
-    before = whole.layer.forward
-    one, other = (gradient_norms(model, input, lambda scores: scores[:, 0].sum()) for model in (whole, unrolled))
-    assert one.states.keys() == other.states.keys()
-    for state, norms in one.states.items():
-        torch.testing.assert_close(norms, other.states[state], rtol=1e-10, atol=1e-14)
-    assert whole.layer.forward == before  # the twin has left
-    assert all(parameter.grad is None for parameter in whole.parameters())
-
-
-def test_a_users_cell_is_watched_by_name() -> None:
-    with seeded(6):
-        model, input = Unrolled(OwnCell()).double(), torch.randn(STEPS, BATCH, 3).double()
-    found = gradient_norms(model, input, lambda scores: scores.sum(), watch=model.cell)
-    derivative = model.readout.weight.sum(0).expand(BATCH, -1)
-    states = [torch.zeros(BATCH, 5, dtype=torch.float64)]
-    for x in input:
-        states.append(torch.tanh(model.cell.x(x) + (model.cell.h(states[-1]) if len(states) > 1 else 0)))
-    expected = []
-    for h in reversed(states[1:]):  # the chain rule of a simple RNN, by hand
-        expected.append(derivative.norm(dim=-1).mean())
-        derivative = (derivative * (1 - h**2)) @ model.cell.h.weight
-    torch.testing.assert_close(found.h, torch.stack(expected), rtol=1e-10, atol=1e-14)
-
-
-class Pair(NamedTuple):
-    h: Tensor
-    again: Tensor
-
-
-@pytest.mark.parametrize(
-    ("wrap", "read"),
-    [
-        (lambda h: (h, h), lambda out: out[1]),
-        (lambda h: [h, (h, 2 * h)], lambda out: out[1][0]),
-        (lambda h: Pair(h, h), lambda out: out.again),
-    ],
-)
-def test_a_state_counts_wherever_it_stands_in_what_a_cell_returns(wrap: Any, read: Any) -> None:
-    class Wrapping(OwnCell):
-        def forward(self, x: Tensor, h: Any) -> Any:
-            return wrap(super().forward(x, None if h is None else read(h)))
-
-    class Reading(Unrolled):
-        def forward(self, input: Tensor) -> Tensor:
-            state: Any = None
-            for x in input:
-                state = self.cell(x, state)
-            return self.readout(read(state))
-
-    with seeded(6):
-        plain, input = Unrolled(OwnCell()).double(), torch.randn(STEPS, BATCH, 3).double()
-    wrapped = Reading(Wrapping()).double()
-    wrapped.load_state_dict(plain.state_dict())
-    expected, found = (gradient_norms(m, input, lambda s: s.sum(), watch=m.cell) for m in (plain, wrapped))
-    torch.testing.assert_close(found.h, expected.h)
 
 
 @pytest.mark.parametrize("kind", [MIST, nn.GRU])
@@ -249,20 +149,6 @@ def test_norms_far_below_the_roots_of_the_smallest_numbers_are_seen() -> None:
     norms = gradient_norms(layer, torch.zeros(25, 1, 1), lambda result: result[0][-1].sum()).h
     torch.testing.assert_close(norms, 2 * 0.05 ** torch.arange(25).double(), rtol=1e-4, atol=0.0)
     assert norms[-1] < 1e-30
-
-
-def test_several_recurrent_modules_are_told_apart() -> None:
-    model = nn.Sequential()
-    model.first, model.second = MIST(3, 4, delays=2), nn.GRU(4, 5)
-    model.forward = lambda x: model.second(model.first(x)[0])[0]  # type: ignore[method-assign]
-    found = gradient_norms(model, torch.randn(6, 2, 3), lambda output: output[-1].sum())
-    assert list(found.states) == ["first.h", "second.h"]
-    model.reverse_decoder, model.second = model.second, None
-    model.forward = lambda x: model.reverse_decoder(model.first(x)[0])[0]  # type: ignore[method-assign]
-    renamed = gradient_norms(model, torch.randn(6, 2, 3), lambda output: output[-1].sum())
-    assert renamed.h is renamed.states["reverse_decoder.h"]
-    only = gradient_norms(model, torch.randn(6, 2, 3), lambda output: output[-1].sum(), watch=[model.first])
-    assert list(only.states) == ["h"]
 
 
 def test_each_sequence_has_its_own_end() -> None:
@@ -313,7 +199,7 @@ def test_packed_sequences_count_from_their_own_last_steps(sort: bool) -> None:
     sequences = [torch.randn(length, 3).double() for length in ((9, 7, 4) if sort else (4, 9, 7))]
 
     def loss(result: Any) -> Tensor:
-        return result[1][0, -1].square().sum()
+        return result[1].h.square().sum()
 
     found = gradient_norms(layer, nn.utils.rnn.pack_sequence(sequences, enforce_sorted=sort), loss).h
     alone = [gradient_norms(layer, sequence.unsqueeze(1), loss).h for sequence in sequences]
@@ -334,67 +220,6 @@ def test_a_model_that_makes_other_sequences_of_packed_ones_counts_from_their_las
     sequences = [torch.randn(length, 3).double() for length in (8, 6, 4)]
     found = gradient_norms(EverySecond(), nn.utils.rnn.pack_sequence(sequences), lambda result: result[0][-1].sum())
     assert len(found.h) == 4
-
-
-class InTwo(nn.Module):
-    """A layer that is called twice, with or without its state handed on."""
-
-    def __init__(self, layer: nn.Module, handed_on: bool, directly: bool = False, **options: Any) -> None:
-        super().__init__()
-        self.layer, self.handed_on, self.directly, self.options = layer, handed_on, directly, options
-
-    def forward(self, input: Tensor) -> Tensor:
-        call = self.layer.forward if self.directly else self.layer
-        first, state = call(input[:5])
-        second, _ = call(input[5:], *((state,) if self.handed_on else ()), **self.options)
-        return first[-1].sum() + second[-1].sum()
-
-
-LAYER_KINDS = [*LAYERS.values(), nn.RNN, nn.LSTM, nn.GRU]
-AFRESH = "expected layer to run once over the sequence, or piece after piece with its state handed on, got a later call without"
-
-
-@pytest.mark.parametrize("kind", LAYER_KINDS)
-@pytest.mark.parametrize("directly", [False, True])
-def test_a_layer_runs_in_pieces_with_its_state_handed_on_and_not_without(kind: Any, directly: bool) -> None:
-    with seeded(8):
-        layer, input = kind(3, 8).double(), torch.randn(9, 2, 3).double()
-    expected = gradient_norms(layer, input, lambda result: result[0][4].sum() + result[0][-1].sum())
-    found = gradient_norms(InTwo(layer, True, directly), input, lambda value: value)
-    torch.testing.assert_close(found.h, expected.h, rtol=1e-10, atol=1e-14)
-    for options in ({}, {"hx": None} if isinstance(layer, nn.RNNBase) else {"state": None}):
-        with pytest.raises(ValueError, match=AFRESH):
-            gradient_norms(InTwo(layer, False, directly, **options), input, lambda value: value)
-    assert "forward" not in vars(layer)
-    gradient_norms(layer, input, lambda result: result[0][-1].sum())  # nothing is remembered
-
-
-@pytest.mark.parametrize("cell_class", [nn.RNNCell, nn.LSTMCell, nn.GRUCell])
-def test_a_cell_that_begins_a_second_sequence_is_refused(cell_class: Any) -> None:
-    class Twice(Unrolled):
-        def forward(self, input: Tensor) -> Tensor:
-            return super().forward(input[:5]) + super().forward(input[5:])
-
-    with seeded(8):
-        model, input = Twice(cell_class(3, 5)), torch.randn(9, 2, 3)
-    with pytest.raises(ValueError, match=AFRESH.replace("layer", "cell")):
-        gradient_norms(model, input, lambda scores: scores.sum())
-
-
-def test_a_layer_that_keeps_its_state_itself_runs_piece_after_piece() -> None:
-    class Remembering(MIST):
-        state: Any = None
-
-        def forward(self, input: Tensor) -> Any:  # type: ignore[override]
-            output, self.state = super().forward(input, self.state)
-            return output, self.state
-
-    with seeded(8):
-        layer, input = Remembering(3, 5, delays=[1, 2]).double(), torch.randn(9, 2, 3).double()
-    found = gradient_norms(InTwo(layer, False), input, lambda value: value)
-    layer.state = None
-    expected = gradient_norms(layer, input, lambda result: result[0][4].sum() + result[0][-1].sum())
-    torch.testing.assert_close(found.h, expected.h, rtol=1e-10, atol=1e-14)
 
 
 def test_reach_is_the_last_tau_with_its_share() -> None:
@@ -463,8 +288,6 @@ def test_bad_input_is_named() -> None:
     unused.forward = lambda x: x.sum()  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="expected the model to run layer, but it did not"):
         gradient_norms(unused, input, lambda value: value)
-    with pytest.raises(ValueError, match="expected nonlinearity='tanh', got 'relu'"):
-        gradient_norms(nn.RNN(3, 4, nonlinearity="relu"), input, total)
     model = nn.Sequential(nn.Linear(3, 4))
     with pytest.raises(
         ValueError, match=r"expected Linear to return its new hidden state \[B, H\], .* got \[6, 2, 4\]"

@@ -1,5 +1,6 @@
 """Appendix A: the full derivative is the sum over all paths, and each path is bounded by its edges."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,9 @@ import torch
 from torch import Tensor
 
 from mistrnn.analysis import count_paths, edges_of, ordered_derivative
+from mistrnn.kernels.cell import Cell, Lags, RowBlock
 from mistrnn.layers import MIST, RNN, RecurrentLayer
-from mistrnn.layers._recurrence import Past, Step, linear
+from mistrnn.layers.recurrence import StateHistory, Step, linear
 from tests.layers.cases import every_layer, randomised, seeded, small
 
 
@@ -27,7 +29,7 @@ def test_sum_over_paths_equals_autograd(name: str, tau: int) -> None:
     torch.testing.assert_close(found.total, found.full, rtol=1e-10, atol=1e-12)
     assert found.full.norm() > 0
     edges = {"mist": [1, 3, 4], "narx": [1, 3, 4]}.get(name, [1])
-    assert len(found.paths) == count_paths(edges, tau, 2 if name == "lstm" else 1)
+    assert len(found.paths) == count_paths(edges, tau, len(layer.cell.state))
 
 
 @every_layer
@@ -69,43 +71,36 @@ def test_zoneout_is_an_edge_of_its_own_beside_longer_delays(name: str) -> None:
     assert found.paths[-1].edges == 5
 
 
+def own_step(weights: Any, dropout: Tensor | None, delays: Any) -> Step:
+    def step(x: Tensor, past: StateHistory) -> tuple[Tensor, ...]:
+        recurrent = [linear(past(d), w) for d, w in zip((1, 4), weights["weight_hh"].split(6), strict=True)]
+        f, n = (x + torch.cat(recurrent, -1)).split(6, -1)
+        return (torch.sigmoid(f) * torch.tanh(n),)
+
+    return step
+
+
+def own_step_of_two(weights: Any, dropout: Tensor | None, delays: Any) -> Step:
+    own = own_step(weights, dropout, delays)
+
+    def step(x: Tensor, past: StateHistory) -> tuple[Tensor, ...]:
+        (h,) = own(x, past)
+        return h + past(2, component=1), torch.sin(h)
+
+    return step
+
+
 class Own(RecurrentLayer):
-    """A user's layer, as in docs/adding-a-layer.md: a gate reads the last state, and the new one that of `delay` steps ago."""
+    """A layer as in the guide on adding one: a gate reads the last state, and the new one that of 4 steps ago."""
 
-    keeps_history = True
-    delay = 4
-
-    def _row_blocks(self) -> list[int]:
-        return [self.hidden_size, self.hidden_size]
-
-    def _memory(self) -> int:
-        return self.delay + 1  # more than a step reads
-
-    def _step(self, weights: dict[str, Tensor], dropout: Tensor | None) -> Step:
-        def step(x: Tensor, past: Past) -> tuple[Tensor, ...]:
-            recurrent = [
-                linear(past(d), w)
-                for d, w in zip((1, self.delay), weights["weight_hh"].split(self.hidden_size), strict=True)
-            ]
-            f, n = (x + torch.cat(recurrent, -1)).split(self.hidden_size, -1)
-            return (torch.sigmoid(f) * torch.tanh(n),)
-
-        return step
+    cell = Cell("own", own_step, row_blocks=(RowBlock("f"), RowBlock("n")), lags=Lags.DELAYS)
+    delays = (1, 5)  # the memory is longer than the delays that the step reads
 
 
 class OwnWithTwo(Own):
-    """One with two vectors, the second of which is read at one delay only."""
+    """A layer with two vectors, the second of which is read at one delay only."""
 
-    state_components = ("h", "m")
-
-    def _step(self, weights: dict[str, Tensor], dropout: Tensor | None) -> Step:
-        own = super()._step(weights, dropout)
-
-        def step(x: Tensor, past: Past) -> tuple[Tensor, ...]:
-            (h,) = own(x, past)
-            return h + past(2, component=1), torch.sin(h)
-
-        return step
+    cell = replace(Own.cell, step=own_step_of_two, state=("h", "m"))
 
 
 @pytest.mark.parametrize(("kind", "edges"), [(Own, (1, 4)), (OwnWithTwo, (1, 2, 4))])
@@ -117,13 +112,15 @@ def test_a_users_layer_has_the_edges_that_it_reads(kind: type[Own], edges: tuple
     for tau in (1, 4, 5, 8):
         found = ordered_derivative(layer, sequence(), tau)
         torch.testing.assert_close(found.total, found.full, rtol=1e-10, atol=1e-12)
-        assert len(found.paths) == count_paths(edges, tau, len(layer.state_components))
+        assert len(found.paths) == count_paths(edges, tau, len(layer.cell.state))
 
 
 def test_a_subclass_with_a_step_of_its_own_has_its_own_edges() -> None:
+    def step(weights: Any, dropout: Tensor | None, delays: Any) -> Step:
+        return lambda x, past: (torch.tanh(x[:, -6:] + past(2) + past(3)),)
+
     class Summing(MIST):
-        def _step(self, weights: dict[str, Tensor], dropout: Tensor | None) -> Step:
-            return lambda x, past: (torch.tanh(x[:, -self.hidden_size :] + past(2) + past(3)),)
+        cell = replace(MIST.cell, step=step)
 
     with seeded(1):
         layer = randomised(Summing(3, 6, delays=[1, 4], dtype=torch.float64))
@@ -200,7 +197,7 @@ def test_bad_input_is_named() -> None:
     with pytest.raises(TypeError, match="expected a layer of mistrnn, such as from_torch makes"):
         ordered_derivative(torch.nn.LSTM(3, 4), input, 3)  # type: ignore[arg-type]
     layer.forward = lambda *arguments, **options: None  # type: ignore[assignment, method-assign]
-    with pytest.raises(TypeError, match="ordered_derivative: expected a layer whose forward is mistrnn's own"):
+    with pytest.raises(TypeError, match="ordered_derivative: expected a layer with the forward of mistrnn"):
         ordered_derivative(layer, input, 3)
 
 

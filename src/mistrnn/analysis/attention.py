@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mistrnn.layers import MIST, _checks
-from mistrnn.layers._forms import Weights
-from mistrnn.layers._recurrence import linear, norms
-from mistrnn.layers._state import State
-from mistrnn.layers._timeline import Timeline
+from mistrnn.layers import MIST, checks
+from mistrnn.layers.backends import Weights
+from mistrnn.layers.recurrence import linear, norms
+from mistrnn.layers.sequence_mask import SequenceMask
+from mistrnn.layers.state import State
 
 
 @torch.no_grad()
@@ -37,31 +37,31 @@ def attention(
         raise TypeError(
             f"attention: expected a MIST layer, because others have no mixture, got {type(layer).__name__}."
         )
-    layer._refuse_own_forward("attention")
+    layer.require_own_forward("attention")
     if layer.draws_at_random:
         raise ValueError("attention: expected evaluation mode, because dropout and zoneout draw at random in training.")
-    weights = layer._current_weights()
+    weights = layer.all_cell_weights(recompute=True)
     like = weights[0]["weight_hh"]
     if not isinstance(input, Tensor) or input.dim() != 3:
         got = list(input.shape) if isinstance(input, Tensor) else type(input).__name__
         raise ValueError(f"attention: expected a batch of sequences as a Tensor with three axes, got {got}.")
-    _checks.check_input("MIST", input, layer.input_size, layer.batch_first, like)
+    checks.check_input("MIST", input, layer.input_size, layer.batch_first, like)
     if reset is not None:
-        _checks.check_reset("MIST", reset, input.shape[:-1], "[B, T]" if layer.batch_first else "[T, B]", like)
+        checks.check_reset("MIST", reset, input.shape[:-1], "[B, T]" if layer.batch_first else "[T, B]", like)
     x = (input.transpose(0, 1) if layer.batch_first else input).to(like.dtype)
     reset = reset.transpose(0, 1) if reset is not None and layer.batch_first else reset
     steps, batch = x.shape[:2]
     if lengths is not None:
-        lengths = _checks.check_lengths("MIST", lengths, batch, steps, like.device)
-    timeline = Timeline(steps, batch, like.device, lengths, reset)
-    parts = layer._state_form(batch).unpack(state, like)
+        lengths = checks.check_lengths("MIST", lengths, batch, steps, like.device)
+    mask = SequenceMask(steps, batch, like.device, lengths, reset)
+    parts = layer.state_layout(batch).unpack(state, like)
     mixtures = []
     for number in range(layer.num_layers):
         outputs = []
         for direction in range(layer.directions):
             index = number * layer.directions + direction
-            output, _ = layer._run_one(weights[index], direction, x, parts[index], timeline)
-            mixtures.append(_mixture(layer, weights[index], x, output, parts[index][0], timeline, direction == 1))
+            output, _ = layer.run_cell(weights[index], direction, x, parts[index], mask)
+            mixtures.append(_mixture(layer, weights[index], x, output, parts[index][0], mask, direction == 1))
             outputs.append(output)
         x = torch.cat(outputs, dim=-1)
     return torch.stack(mixtures)
@@ -73,13 +73,13 @@ def _mixture(
     x: Tensor,
     output: Tensor,
     initial: Tensor,
-    timeline: Timeline,
+    mask: SequenceMask,
     reverse: bool,
 ) -> Tensor:  # [T, B, D]
     """Return the mixture of one layer in one direction, from its inputs and outputs of all steps at once."""
-    x, own = timeline.clear_padding(x), timeline
+    x, own = mask.clear_padding(x), mask
     if reverse:
-        x, output, own = timeline.flip(x), timeline.flip(output), timeline.reversed()
+        x, output, own = mask.flip(x), mask.flip(output), mask.reversed()
     before = torch.cat([initial[-1:], output[:-1]])  # [T, B, H] the state before each step
     if own.reset is not None:
         before = before.masked_fill(own.reset.unsqueeze(-1), 0.0)
@@ -88,4 +88,4 @@ def _mixture(
     (norm,) = norms([count], gain, bias)
     z = linear(x, weights["weight_ih"][:count], None if gain is not None else bias)
     mixture = own.clear_padding(torch.softmax(norm(z + linear(before, weights["weight_hh"][:count])), dim=-1))  # (1)
-    return timeline.flip(mixture) if reverse else mixture
+    return mask.flip(mixture) if reverse else mixture

@@ -12,14 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from mistrnn.layers import GRU, LSTM, RNN, RecurrentLayer
-from mistrnn.layers._layer import NewProbes
-from mistrnn.layers._torch_twin import TorchTwin
-
-TWINS: dict[type[nn.RNNBase], type[TorchTwin]] = {nn.RNN: RNN, nn.LSTM: LSTM, nn.GRU: GRU}
-"""Our layer with the same equations, which says what arrives at its states."""
+from mistrnn._torch_compat import tree_flatten, tree_unflatten
+from mistrnn.layers import RecurrentLayer
+from mistrnn.layers.conversion import TWINS
+from mistrnn.layers.masks import NewProbes
 
 STATE_SECOND: tuple[type[nn.Module], ...] = (RecurrentLayer, nn.RNNCell, nn.LSTMCell, nn.GRUCell)
 """Modules that are called with the input and the state, and begin afresh without one; torch's layers do so as their twins."""
@@ -76,8 +73,8 @@ def gradient_norms(
 
     Args:
         model: the network.
-        inputs: what it is called with; a tuple holds several arguments.
-        loss: from what the model returns to the loss, a scalar. Let it be a sum over the sequences of the batch: a mean
+        inputs: its argument; a tuple holds several arguments.
+        loss: a function from the model's output to a scalar. Let it be a sum over the sequences of the batch: a mean
             divides all norms by their number.
         at: t, the step that the loss belongs to, counted from 0, or one for each sequence [B]. If left out, the last step;
             of packed sequences, the last of each.
@@ -140,7 +137,7 @@ def _last_steps(packed: PackedSequence) -> Tensor:  # [B]
 
 
 class _Probes:
-    """The zeros beside the states of all watched modules, by state, in the order of time."""
+    """The zeros added to the states of all watched modules, by state, in order of time."""
 
     def __init__(self) -> None:
         self.by_state: dict[str, list[Tensor]] = {}
@@ -215,8 +212,8 @@ def _modules_to_watch(model: nn.Module, watch: nn.Module | Sequence[nn.Module] |
 
 @contextlib.contextmanager
 def _watching(module: nn.Module, name: str, prefix: str, probes: _Probes) -> Iterator[None]:
-    """Collect zeros beside the states of a module while it runs, and note whether it begins afresh."""
-    if isinstance(module, nn.RNNBase):
+    """Add zeros to the states of a module while it runs, collect them, and note whether it starts without a state."""
+    if isinstance(module, nn.RNNBase) and not isinstance(module, RecurrentLayer):
         with _twin_instead(module, name, prefix, probes):
             yield
         return
@@ -259,7 +256,7 @@ def _forward_instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator
 
 @contextlib.contextmanager
 def _twin_instead(module: nn.RNNBase, name: str, prefix: str, probes: _Probes) -> Iterator[None]:
-    """Run our layer of the same equations in the place of torch's, which does not say what arrives at its states."""
+    """Run our layer of the same equations in place of torch's, whose states cannot be probed."""
     theirs: type[nn.RNNBase] | None = next((kind for kind in TWINS if isinstance(module, kind)), None)
     if theirs is None or type(module).forward is not theirs.forward or "forward" in vars(module):
         raise ValueError(
@@ -284,21 +281,21 @@ def _new_probes(layer: RecurrentLayer, prefix: str, probes: _Probes) -> NewProbe
         like = next(layer.parameters())
         place = f"l{number}." if many else ""
         return tuple(
-            # One zero serves: nobody reads it.
+            # One zero serves, because it is not read.
             probes.add(
                 prefix + place + component,
                 torch.zeros((), dtype=like.dtype, device=like.device)
                 .expand(steps, batch, layer.hidden_size)
                 .requires_grad_(),
             )
-            for component in layer.state_components
+            for component in layer.cell.state
         )
 
     return new
 
 
 def _probed_cell(output: Any, module: nn.Module, prefix: str, probes: _Probes) -> Any:
-    """Return what a cell returned with zeros added to its state, wherever in it that stands."""
+    """Return a cell's output with zeros added to its state, whatever the position of the state."""
     leaves, structure = tree_flatten(output)
     names = ("h", "c") if isinstance(module, nn.LSTMCell) else ("h",)
     if not leaves or not isinstance(leaves[0], Tensor) or leaves[0].dim() not in (1, 2):

@@ -21,12 +21,13 @@ from torch.func import jacrev
 
 from mistrnn.analysis.paths import count_paths, delays_read
 from mistrnn.layers import RecurrentLayer
-from mistrnn.layers._recurrence import Past, advance, run
+from mistrnn.layers.backends import project
+from mistrnn.layers.recurrence import StateHistory, advance, run
 
 
 @dataclass(frozen=True)
 class Path:
-    """One path and what it contributes."""
+    """One path and its contribution."""
 
     times: tuple[int, ...]
     """From t - tau to t."""
@@ -103,7 +104,7 @@ def ordered_derivative(
             f"ordered_derivative: expected {tau} <= t < {steps}, because t - tau and t are steps of it, got {t}."
         )
     delays = delays_read(layer)
-    names = layer.state_components
+    names = layer.cell.state
     number = count_paths(delays, tau, len(names))
     if number == 0:
         raise ValueError(f"ordered_derivative: expected delays that add up to tau = {tau}, got {list(delays)}.")
@@ -142,7 +143,7 @@ def _checked(layer: RecurrentLayer, input: Tensor) -> int:
         raise TypeError(
             f"ordered_derivative: expected a layer of mistrnn, such as from_torch makes of torch's, got {name}."
         )
-    layer._refuse_own_forward("ordered_derivative")
+    layer.require_own_forward("ordered_derivative")
     like = next(layer.parameters())
     if layer.num_layers * layer.directions > 1:
         raise ValueError(f"ordered_derivative: expected one layer in one direction, got {layer}.")
@@ -160,11 +161,11 @@ def _checked(layer: RecurrentLayer, input: Tensor) -> int:
 
 def _factors(layer: RecurrentLayer, input: Tensor, first: int, last: int) -> dict[tuple[int, int, int, int], Tensor]:
     """Return the partial derivatives [H, H] of (from time, from component, to time, to component), by the reference."""
-    weights = layer._current_weights()[0]
-    step, zoneout = layer._step(weights, None), float(layer.zoneout) or None
-    memory, components = layer._memory(), len(layer.state_components)
-    x = layer._project(input, weights).unsqueeze(1).detach()  # [T, 1, G]
-    clock = torch.arange(len(input), device=input.device).unsqueeze(1) if layer.has_clock else None
+    weights = layer.all_cell_weights(recompute=True)[0]
+    step, zoneout = layer.step(weights), float(layer.zoneout) or None
+    memory, components = layer.memory, len(layer.cell.state)
+    x = project(input, weights).unsqueeze(1).detach()  # [T, 1, G]
+    clock = torch.arange(len(input), device=input.device).unsqueeze(1) if layer.cell.has_clock else None
     start = [x.new_zeros(memory, 1, layer.hidden_size) for _ in range(components)]
     with torch.no_grad():
         states = run(step, x, start, clock=clock, zoneout=zoneout)
@@ -173,7 +174,7 @@ def _factors(layer: RecurrentLayer, input: Tensor, first: int, last: int) -> dic
     for later in range(first + 1, last + 1):
 
         def one_step(past: list[Tensor], later: int = later) -> tuple[Tensor, ...]:
-            given = Past(past)
+            given = StateHistory(past)
             given.clock = None if clock is None else clock[later]
             return tuple(value[0] for value in advance(step, x[later], given, zoneout))
 
@@ -187,12 +188,12 @@ def _factors(layer: RecurrentLayer, input: Tensor, first: int, last: int) -> dic
 
 
 def _full(layer: RecurrentLayer, input: Tensor, first: int, last: int) -> Tensor:  # [H, H]
-    """Return the full derivative by backpropagation through the layer's own form."""
+    """Return the full derivative by backpropagation through the layer's own call."""
     probes: list[Tensor] = []
 
     def new(_: int, steps: int, batch: int) -> tuple[Tensor, ...]:
         zero = input.new_zeros(())
-        probes.extend(zero.expand(steps, batch, layer.hidden_size).requires_grad_() for _ in layer.state_components)
+        probes.extend(zero.expand(steps, batch, layer.hidden_size).requires_grad_() for _ in layer.cell.state)
         return tuple(probes)
 
     with torch.enable_grad(), layer.probed(new):

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mistrnn.layers import Clockwork, RecurrentLayer
-from mistrnn.layers._recurrence import Past, advance
+from mistrnn.layers.backends import project
+from mistrnn.layers.recurrence import StateHistory, advance
 
 Integers = NDArray[np.int64]
 
@@ -51,17 +52,17 @@ def edges_of(layer: RecurrentLayer) -> tuple[int, ...]:
 @torch.no_grad()
 def delays_read(layer: RecurrentLayer) -> tuple[int, ...]:
     """Return how many steps ago the states are that a step of the layer reads: whatever it asks its past for, once it runs."""
-    weights = layer._weights(0, 0)
+    weights = layer.cell_weights(0, 0)
     like = next(layer.parameters())
-    x = layer._project(like.new_zeros(1, layer.input_size), weights)
-    past = _NotedPast(like.new_zeros(1, layer.hidden_size), len(layer.state_components))
-    if layer.has_clock:
+    x = project(like.new_zeros(1, layer.input_size), weights)
+    past = _NotedPast(like.new_zeros(1, layer.hidden_size), len(layer.cell.state))
+    if layer.cell.has_clock:
         past.clock = torch.zeros(1, dtype=torch.int64, device=like.device)
-    advance(layer._step(weights, None), x, past, float(layer.zoneout) or None)
+    advance(layer.step(weights), x, past, float(layer.zoneout) or None)
     return tuple(sorted(past.delays))
 
 
-class _NotedPast(Past):
+class _NotedPast(StateHistory):
     """A past of zeros, as long as one likes, that notes which delays a step reads."""
 
     def __init__(self, zero: Tensor, components: int) -> None:
