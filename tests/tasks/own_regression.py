@@ -1,4 +1,4 @@
-"""A user's own task, written as docs/adding-a-task.md says: a number to tell at every step."""
+"""A user's own task, written as docs/how-to/adding-a-task.md says: a number to tell at every step."""
 
 from typing import Any
 

@@ -180,6 +180,11 @@ def write_gesture_phase(folder: Path) -> Path:
     return folder
 
 
+def shorten(file: Path, rows: int) -> None:
+    """Leave so many rows of a CSV file, and its header."""
+    file.write_text("\n".join(file.read_text().splitlines()[: rows + 1]) + "\n")
+
+
 def write_standard(folder: Path) -> Path:
     draw = np.random.RandomState(0)
     folder.mkdir(parents=True)

@@ -112,7 +112,7 @@ def test_train_and_test_exchanged_are_noticed(folder: Path) -> None:
 
 def test_labels_of_another_set_are_noticed(folder: Path) -> None:
     (folder / LABELS).write_bytes((folder / "t10k-labels-idx1-ubyte.gz").read_bytes())
-    with pytest.raises(UsageError, match=f"{LABELS}: expected 60 labels, one for each image beside it, got 20"):
+    with pytest.raises(UsageError, match=f"{LABELS}: expected 60 labels, one for each image, got 20"):
         make_task("smnist", data=folder)
 
 

@@ -69,13 +69,16 @@ def test_timit_in_any_case_and_both_formats(tmp_path: Path, upper: bool, nist: b
     assert not any(r.id.endswith("/sa1") for r in recordings)
 
 
-def test_timit_frames_are_standardised_coefficients_with_the_label_in_their_middle(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("label_at", "offset"), [({}, 0), ({"label_at": "start"}, 0), ({"label_at": "middle"}, 200)])
+def test_timit_frames_are_standardised_coefficients_with_the_label_asked_for(
+    tmp_path: Path, label_at: dict[str, str], offset: int
+) -> None:
     place = tmp_path / "timit" / "dr1-fabc0"
     write_timit_sample(tmp_path / "timit")
     samples, labels = sentence(3, ["sh", "ix", "h#", "q"])
     (place / "sx37.phn").write_text(labels.replace("0 800 sh", "100 800 sh"))
     (place / "sx37.wav").write_bytes(riff(samples))
-    prepare_timit(tmp_path / "timit", tmp_path / "out")
+    prepare_timit(tmp_path / "timit", tmp_path / "out", **label_at)
     prepared = PreparedRecordings(tmp_path / "out", "")
     at = 0
     for recording in prepared.recordings:
@@ -86,9 +89,14 @@ def test_timit_frames_are_standardised_coefficients_with_the_label_in_their_midd
     expected = (features - features.mean(0)) / features.std(0)
     assert recording.frames == len(features) == 17
     np.testing.assert_allclose(prepared.inputs[at : at + 17], expected, rtol=1e-5, atol=1e-5)
-    middles = 100 + 160 * np.arange(17) + 200
-    names = np.array(["sh", "ih", "sil", "q"])[middles // 800]
+    places = 100 + 160 * np.arange(17) + offset
+    names = np.array(["sh", "ih", "sil", "q"])[places // 800]
     assert [timit.CLASSES[k] for k in prepared.labels[at : at + 17]] == names.tolist()
+
+
+def test_timit_labels_at_an_unknown_place_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="expected label_at among start, middle, got 'end'"):
+        prepare_timit(write_timit_sample(tmp_path / "timit"), tmp_path / "out", label_at="end")
 
 
 def test_timit_sample_is_called_by_its_name_and_split_by_speaker(tmp_path: Path) -> None:
@@ -138,7 +146,7 @@ def test_broken_sentences_are_named_with_file_and_line(tmp_path: Path, file: str
 def test_missing_files_and_speakers_are_named(tmp_path: Path) -> None:
     sample = write_timit_sample(tmp_path / "sample")
     (sample / "dr1-fabc0" / "sx37.wav").unlink()
-    with pytest.raises(UsageError, match=r"dr1-fabc0/sx37.phn: there is no sound beside it \(sx37.wav\)"):
+    with pytest.raises(UsageError, match=r"dr1-fabc0/sx37.phn: expected its sound file \(sx37.wav\)"):
         prepare_timit(sample, tmp_path / "out")
     whole = write_timit(tmp_path / "timit")
     for path in (whole / "TEST/DR1/MDAB0").iterdir():
@@ -254,7 +262,7 @@ def test_other_hapt_doubts_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"activity_labels.txt: No such file in the archive"):
         prepare_hapt(tmp_path / "less.zip", tmp_path / "out", frames=False)
     (folder / "RawData" / "acc_exp03_user03.txt").unlink()
-    with pytest.raises(UsageError, match=r"acc_exp03_user03.txt is missing beside the other sensor"):
+    with pytest.raises(UsageError, match=r"acc_exp03_user03.txt is missing; the file of the other sensor is present"):
         prepare_hapt(folder, tmp_path / "out", frames=False)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="expected HAPT, with files such as"):

@@ -11,7 +11,7 @@ from mistrnn.errors import UsageError
 from mistrnn.tasks import IGNORED, make_task
 from mistrnn.tasks._recordings import PreparedRecordings, RecordingTask
 from mistrnn.tasks.surgical import prepare_surgical, segment_edit_distance
-from tests.tasks.recorded_files import write_gesture_phase, write_jigsaws, write_standard
+from tests.tasks.recorded_files import shorten, write_gesture_phase, write_jigsaws, write_standard
 
 KINEMATICS = "Suturing/kinematics/AllGestures/Suturing_B001.txt"
 TRANSCRIPT = "Suturing/transcriptions/Suturing_B001.txt"
@@ -46,6 +46,38 @@ def test_one_user_is_tested_on_and_all_others_trained(tmp_path: Path) -> None:
     assert make_task("surgical", data=tmp_path / "out").sizes["test"] == 3  # the first user
     with pytest.raises(UsageError, match="surgical: expected a user among a, b, c, got 'd'"):
         make_task("surgical", {"user": "d"}, data=tmp_path / "out")
+
+
+def test_wrapped_recordings_repeat_up_to_the_longest_of_their_batch(tmp_path: Path) -> None:
+    source = write_gesture_phase(tmp_path / "phase")
+    shorten(source / "a2_raw.csv", 17)
+    prepare_surgical(source, tmp_path / "out")
+    padded, wrapped = (
+        make_task("surgical", {"user": "c", "wrap": wrap}, data=tmp_path / "out") for wrap in (False, True)
+    )
+    lengths = padded.lengths("train", torch.arange(5))
+    assert len(set(lengths.tolist())) > 1
+    short, long = int(lengths.argmin()), int(lengths.argmax())
+    index = torch.tensor([[short, long], [short, short]])  # two trials
+    inputs, targets = wrapped.batch("train", index)
+    resets = wrapped.resets("train", index)
+    assert resets is not None
+    assert resets.shape == targets.shape == (2, inputs.size(1), 2)
+    own, own_targets = padded.batch("train", index)
+    length, longest = int(lengths.min()), int(lengths.max())
+    for step in range(longest):
+        assert torch.equal(inputs[0, step, 0], own[0, step % length, 0])
+        assert targets[0, step, 0] == own_targets[0, step % length, 0]
+        assert resets[0, step, 0] == (step % length == 0)
+    assert torch.equal(inputs[0, :, 1], own[0, :, 1])
+    assert (targets[0, longest:] == IGNORED).all()
+    assert (targets[1, length:] == IGNORED).all()  # padded to the other trial's longest, not wrapped
+    for split in ("val", "test"):
+        assert wrapped.resets(split, index) is None
+        assert torch.equal(wrapped.batch(split, index)[1], padded.batch(split, index)[1])
+    assert padded.resets("train", index) is None
+    with pytest.raises(UsageError, match="surgical: expected wrap to be true or false, got 1"):
+        make_task("surgical", {"wrap": 1}, data=tmp_path / "out")
 
 
 def test_gesture_phase_takes_coordinates_and_both_spellings(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def get(
     checksums: Mapping[str, str] = CHECKSUMS,
     say: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Make sure that the folder holds the four files with their checksums, downloading what is missing."""
+    """Download the missing files of the four, and check all checksums."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -120,9 +120,7 @@ def read(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         if images.shape[1:] != (28, 28):
             raise UsageError(f"{images_path}: expected images of 28 x 28 pixels, got {list(images.shape[1:])}.")
         if len(images) != len(labels):
-            raise UsageError(
-                f"{labels_path}: expected {len(images)} labels, one for each image beside it, got {len(labels)}."
-            )
+            raise UsageError(f"{labels_path}: expected {len(images)} labels, one for each image, got {len(labels)}.")
         if len(labels) and int(labels.max()) > 9:
             raise UsageError(f"{labels_path}: expected labels 0 to 9, got {int(labels.max())}.")
         parts += [images, labels]

@@ -1,4 +1,4 @@
-"""Prepared recordings: frames of all recordings one after the other, memory-mapped, with a list of what they are.
+"""Prepared recordings: frames of all recordings one after the other, memory-mapped, with a list of the recordings.
 
 recordings.json   format, name of the data set, classes, and for each recording: id, group (speaker, user), split, frames
 inputs.npy        [frames, I] float32
@@ -41,7 +41,7 @@ Frames = tuple[NDArray[np.float32], NDArray[np.int16]]
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordingEntry:
     """One recording, and where its frames lie."""
 
     id: str
@@ -71,7 +71,7 @@ def prepare(
     say: Callable[[str], None] = lambda line: None,
     note: str = "",
 ) -> None:
-    """Prepare all items into a folder; what an earlier, interrupted call has prepared from the same files is not read again."""
+    """Prepare all items into a folder; an interrupted call resumes where it stopped."""
     if folder.exists():
         raise UsageError(f"{folder} is there already; remove it to prepare it again, or use another folder.")
     if not items:
@@ -97,7 +97,7 @@ def prepare(
                 with open(place.with_suffix(".new"), "wb") as file:
                     np.savez(file, inputs=inputs, labels=labels)
                 os.replace(place.with_suffix(".new"), place)
-            recordings.append((place, Recording(item.id, item.group, item.split, frames)))
+            recordings.append((place, RecordingEntry(item.id, item.group, item.split, frames)))
             if (number + 1) % 100 == 0 or number + 1 == len(items):
                 say(f"{number + 1} of {len(items)} recordings")
         _assemble(parts, recordings, name, classes, note)
@@ -110,7 +110,7 @@ def prepare(
 
 
 def _start_over_unless(parts: Path, origin: str) -> None:
-    """Forget what was prepared from elsewhere."""
+    """Remove prepared files of another origin."""
     note = parts / "origin"
     if not note.exists() or note.read_text() != origin:
         for pattern in ("*.npz", "*.new", "*.npy"):
@@ -129,7 +129,7 @@ def _kept(place: Path) -> int | None:
 
 
 def _assemble(
-    parts: Path, recordings: Sequence[tuple[Path, Recording]], name: str, classes: Sequence[str], note: str
+    parts: Path, recordings: Sequence[tuple[Path, RecordingEntry]], name: str, classes: Sequence[str], note: str
 ) -> None:
     """Write all frames one after the other, a recording at a time, and the list of them with checksums."""
     total = sum(recording.frames for _, recording in recordings)
@@ -180,7 +180,7 @@ class PreparedRecordings:
             if about.get("format") != FORMAT:
                 raise UsageError(f"{path}: expected format {FORMAT}, got {about.get('format')!r}; prepare it again.")
             self.name, self.note, self.classes = str(about["name"]), str(about["note"]), list(about["classes"])
-            self.recordings = [Recording(**one) for one in about["recordings"]]
+            self.recordings = [RecordingEntry(**one) for one in about["recordings"]]
             content = {key: value for key, value in about.items() if key != "note"}
             digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
             self.identity = f"{self.name}|{digest}"
@@ -205,9 +205,11 @@ class FrameTask(Task):
     every_step = True
     one_label: bool = False
     """Whether a recording has a single label, which is asked for at its end."""
+    wrap: bool = False
+    """Whether recordings in a batch to train on are repeated up to the length of the longest, instead of padded."""
 
     def _set_frames(self, inputs: Tensor, labels: Tensor, lengths: Tensor, splits: dict[Split, list[int]]) -> None:
-        """Take the frames of all recordings, one after the other, and set what follows from them.
+        """Take the frames of all recordings, one after the other, and derive splits and sizes.
 
         Args:
             inputs: [frames, I]
@@ -252,17 +254,17 @@ class FrameTask(Task):
         return self._lengths[split].argsort(descending=True, stable=True).cpu()
 
     def batch(self, split: Split, index: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """Return frames [..., T, B, I] and classes [..., T, B], padded to the longest of the batch.
+        """Return frames [..., T, B, I] and classes [..., T, B], padded (or wrapped) to the longest of the batch.
 
-        They are gathered where the frames live: of a file, only what the batch is made of is read.
+        They are gathered where the frames are stored; from a file, only the frames of the batch are read.
         """
         index = index.to(self._inputs.device)
         starts, lengths = (
             values[split][index].unsqueeze(-2) for values in (self._starts, self._lengths)
         )  # [..., 1, B]
         steps = torch.arange(_bucketed(int(lengths.max())), device=starts.device).unsqueeze(1)  # [T, 1]
-        there = steps < lengths
-        places = starts + torch.minimum(steps, lengths - 1)
+        there = steps < (lengths.amax(-1, keepdim=True) if self._wraps(split) else lengths)
+        places = starts + (steps % lengths if self._wraps(split) else torch.minimum(steps, lengths - 1))
         inputs = self._inputs[places].to(dtype).masked_fill_(~there.unsqueeze(-1), 0.0)
         targets = self._labels[places].long()
         counted = there & (targets >= 0)
@@ -270,11 +272,22 @@ class FrameTask(Task):
             counted = counted & (steps == lengths - 1)
         return inputs.to(self._device), targets.masked_fill_(~counted, IGNORED).to(self._device)
 
+    def resets(self, split: Split, index: Tensor) -> Tensor | None:
+        """Return where wrapped recordings begin again."""
+        if not self._wraps(split):
+            return None
+        lengths = self._lengths[split][index.to(self._inputs.device)].unsqueeze(-2)  # [..., 1, B]
+        steps = torch.arange(_bucketed(int(lengths.max())), device=lengths.device).unsqueeze(1)  # [T, 1]
+        return (steps % lengths == 0).to(self._device)
+
+    def _wraps(self, split: Split) -> bool:
+        return self.wrap and split == "train"
+
     def to(self, device: torch.device | str) -> "FrameTask":
         """Let batches be on the device, and move all frames there if it has room for them; else they stay in their file."""
         device = torch.device(device)
         if device == self._device:
-            return self  # asked again, it might find no room beside the frames that are there
+            return self  # a second copy might not fit
         size = sum(values.nbytes for values in self._mapped)
         home = device if size <= DEVICE_SHARE * free_memory(device) else torch.device("cpu")
         self._inputs, self._labels = (values.to(home) for values in self._mapped)
@@ -309,7 +322,7 @@ class RecordingTask(FrameTask):
         lengths = torch.tensor([recording.frames for recording in recordings.recordings])
         self._set_frames(_view(recordings.inputs), _view(recordings.labels), lengths, splits)
 
-    def split(self, recordings: Sequence[Recording]) -> dict[Split, list[int]]:
+    def split(self, recordings: Sequence[RecordingEntry]) -> dict[Split, list[int]]:
         """Return which recordings belong to each split: as they were prepared."""
         found: dict[Split, list[int]] = {"train": [], "val": [], "test": []}
         for number, recording in enumerate(recordings):

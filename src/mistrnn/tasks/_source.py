@@ -36,7 +36,7 @@ class Source:
             raise UsageError(f"{self.where(name)}: {error.strerror}.") from error
 
     def stamp(self, *names: str) -> str:
-        """Return what tells these files from changed ones, without reading them."""
+        """Return a stamp that changes with the files, without reading them."""
         if self._archive is not None:
             return " ".join(f"{self._archive.getinfo(name).CRC:x}" for name in names)
         found = [(self.place / name).stat() for name in names]

@@ -26,7 +26,7 @@ class Task(ABC):
     summary: ClassVar[str]
     """One line for `mist tasks`."""
     settings: ClassVar[dict[str, str]] = {}
-    """The task's own settings, which are flags of the command, and what they mean."""
+    """The task's settings, which are flags of the command, with their descriptions."""
     needs_data: ClassVar[bool] = False
     """Whether there are files to read."""
     data_command: ClassVar[str] = ""
@@ -79,8 +79,12 @@ class Task(ABC):
         """Return the number of steps of each sequence at index [..., B], without padding, on the index's device."""
         return torch.full_like(index, self.steps)
 
+    def resets(self, split: Split, index: Tensor) -> Tensor | None:  # [..., T, B]
+        """Return the steps at which sequences of a batch start afresh, as bools; None if only their first steps do."""
+        return None
+
     def order(self, split: Split) -> Tensor:
-        """Return the order in which a split is evaluated: any; similar lengths beside each other need less padding."""
+        """Return the order in which a split is evaluated; neighbours of similar length need less padding."""
         return torch.arange(self.sizes[split])
 
     def count(self, targets: Tensor) -> Tensor:
@@ -92,9 +96,9 @@ class Task(ABC):
     ) -> Tensor:
         """Return the loss of a batch: the number of sequences times the mean cross entropy over all targets.
 
-        The factor matters, because gradients are clipped afterwards (docs/protocol.md). Of a piece of a batch, `count` is the
-        number of targets in the whole, and `sequences` that of its sequences, if the piece does not have all of them: the
-        losses of all pieces add up to that of the batch.
+        The factor matters, because gradients are clipped afterwards (docs/explanation/protocol.md). Of a piece of a batch,
+        `count` is the number of targets in the whole, and `sequences` that of its sequences, if the piece does not have all of
+        them: the losses of all pieces add up to that of the batch.
         """
         total = F.cross_entropy(scores.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum")
         factor = targets.size(-1) if sequences is None else sequences

@@ -20,7 +20,7 @@ BLANK, GO = SYMBOLS, SYMBOLS + 1
 
 
 class Copy(Task):
-    """Repeat what was seen D steps ago."""
+    """Repeat the symbols seen D steps ago."""
 
     name = "copy"
     summary = "repeat delay/10 symbols after a delay (100,000 / 1,000 / 1,000 sequences)"

@@ -1,4 +1,4 @@
-"""HAPT (Reyes-Ortiz et al. 2016): what a person with a smartphone at the waist does, from its acceleration and gyroscope.
+"""HAPT (Reyes-Ortiz et al. 2016): activities of a person with a smartphone at the waist, from accelerometer and gyroscope.
 
 30 users, 61 recordings at 50 Hz, 6 inputs, 12 activities and postural transitions. Users are split by the owners' list: 9 test;
 of the other 21, users 27 to 30 validate and the rest trains. `hapt` classifies each labelled segment as a whole, at its end;
@@ -75,7 +75,7 @@ def prepare_hapt(
             missing = [sensor for sensor in SENSORS if (sensor, experiment, user) not in names]
             if missing:
                 raise UsageError(
-                    f"{place}: {missing[0]}_exp{experiment}_user{user}.txt is missing beside the other sensor."
+                    f"{place}: {missing[0]}_exp{experiment}_user{user}.txt is missing; the file of the other sensor is present."
                 )
             number = int(user)
             split: Split = "test" if number in test_users else "val" if number in VALIDATION_USERS else "train"
@@ -83,7 +83,7 @@ def prepare_hapt(
             stamp = source.stamp(*(names[s, experiment, user] for s in SENSORS), f"{base}RawData/labels.txt")
             if not own:
                 raise UsageError(f"{place}: experiment {experiment} of user {user} has no labels.")
-            recording = _Recording(source, [names[s, experiment, user] for s in SENSORS], own, downsample)
+            recording = _SensorFile(source, [names[s, experiment, user] for s in SENSORS], own, downsample)
             if frames:
                 items.append(Item(f"exp{experiment}", f"user{user}", split, stamp, recording.whole))
             else:
@@ -95,10 +95,10 @@ def prepare_hapt(
         prepare(folder, "HAPT frames" if frames else "HAPT", classes, items, origin, say)
 
 
-class _Recording:
+class _SensorFile:
     """One recording of both sensors, read once for all its segments."""
 
-    newest: "ClassVar[_Recording | None]" = None
+    newest: "ClassVar[_SensorFile | None]" = None
     """The one that is in memory: recordings come one after the other."""
 
     def __init__(self, source: Source, names: list[str], segments: list[Segment], downsample: int) -> None:
@@ -107,9 +107,9 @@ class _Recording:
 
     def _read(self) -> NDArray[np.float64]:  # [samples, 6]
         if self._values is None:
-            if _Recording.newest is not None:
-                _Recording.newest._values = None
-            _Recording.newest = self
+            if _SensorFile.newest is not None:
+                _SensorFile.newest._values = None
+            _SensorFile.newest = self
             parts = [_numbers(self._source, name) for name in self._names]
             if len(parts[0]) != len(parts[1]):
                 raise UsageError(

@@ -1,4 +1,4 @@
-"""MobiAct v2.0 (Chatzaki et al. 2016): what a person with a smartphone in the pocket does, one label for a sequence.
+"""MobiAct v2.0 (Chatzaki et al. 2016): activities of a person with a smartphone in the pocket, one label per sequence.
 
 67 subjects; inputs are acceleration, gyroscope and orientation (9 numbers), each sequence shifted and scaled to mean 0 and
 variance 1 in every input. Subjects in the order of their numbers: the first 47 train, the next 10 validate, the last 10 test.
@@ -29,7 +29,7 @@ ANNOTATED = re.compile(r"(?:.*/)?Annotated Data/([A-Z]{3})/[A-Z]{3}_(\d+)_(\d+)_
 RAW = re.compile(r"(?:.*/)?Raw Data/([A-Z]{3})/[A-Z]{3}_(acc|gyro|ori)_(\d+)_(\d+)\.txt")
 
 Trials = dict[tuple[str, int, int], tuple[str, Callable[[], NDArray[np.float64]]]]
-"""By (activity, subject, trial): what tells its files from changed ones, and how to read them."""
+"""By (activity, subject, trial): a stamp that changes with its files, and the function that reads them."""
 
 
 class MobiAct(RecordingTask):

@@ -1,4 +1,4 @@
-"""People's own recordings under the paper's protocol: one class for each recording, or one for each step.
+"""The caller's own recordings under the paper's protocol: one class for each recording, or one for each step.
 
 The recordings are divided once, by the seed: whole groups (people, machines, days) train, validate or test; without groups,
 every class is divided in proportion. Each channel is shifted and scaled to mean 0 and variance 1 over the training split.
@@ -45,7 +45,9 @@ class Recordings(FrameTask):
     """
 
     name = "recordings"
-    summary = "classify recordings of your own, as wholes or at every step (CSV, Parquet, NPZ; see docs/own-data.md)"
+    summary = (
+        "classify recordings of your own, as wholes or at every step (CSV, Parquet, NPZ; see docs/how-to/own-data.md)"
+    )
     settings: ClassVar[dict[str, str]] = {
         "labels": "a table with a label for each recording",
         "label_column": "the labels, in the table (default: label) or, without one, in the recordings",
@@ -176,7 +178,7 @@ def beside(data: Path) -> Path:
 def _digest(
     cases: Sequence[Case], targets: Sequence[NDArray[np.int64]], classes: list[Any], splits: dict[Split, list[int]]
 ) -> str:
-    """Return what tells this data, these labels and this division from others: of the numbers as they were given."""
+    """Return a digest of the data, the labels and the split, of the numbers as given."""
     digest = hashlib.sha256(json.dumps([classes, splits, [case.shape for case in cases]]).encode())
     for values in (*cases, *targets):
         digest.update(np.ascontiguousarray(values).astype(f"<{values.dtype.kind}8").tobytes())

@@ -1,7 +1,7 @@
-"""Gestures from the motion of hands: JIGSAWS (Gao et al. 2014), MISTIC-SL, and what stands in for them.
+"""Gestures from the motion of hands: JIGSAWS (Gao et al. 2014), MISTIC-SL, and stand-ins for them.
 
 A label for every frame; one user's recordings are tested on, all others' are trained on. There is no validation set: nothing is
-chosen by it, and what is called validation is the error on the recordings that are trained on. Each recording is shifted and
+chosen by it, and validation is the error on the training recordings. Each recording is shifted and
 scaled to mean 0 and variance 1 in every input.
 
 JIGSAWS, Suturing: 14 of the 76 kinematic columns (position, velocity and gripper angle of both hands on the patient's side),
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mistrnn.errors import UsageError
-from mistrnn.tasks._recordings import Frames, Item, Recording, RecordingTask, prepare, standardised
+from mistrnn.tasks._recordings import Frames, Item, RecordingEntry, RecordingTask, prepare, standardised
 from mistrnn.tasks._source import Source, finite_numbers, opened
 from mistrnn.tasks._task import Split
 
@@ -47,16 +47,21 @@ class Surgical(RecordingTask):
     name = "surgical"
     summary = "name the gesture of every frame, with one user held out (JIGSAWS, MISTIC-SL, Gesture Phase)"
     data_command = "mist data surgical --from DIR --dir OUT"
-    settings: ClassVar[dict[str, str]] = {"user": "whose recordings are tested on (default: the first user)"}
+    settings: ClassVar[dict[str, str]] = {
+        "user": "whose recordings are tested on (default: the first user)",
+        "wrap": "repeat short recordings to the length of the longest in a batch (default: false)",
+    }
     default_steps = 560
     validation_interval = 70
 
-    def __init__(self, data: Path, user: str | None = None, seed: int = 0) -> None:
-        self.user = user
+    def __init__(self, data: Path, user: str | None = None, wrap: bool = False, seed: int = 0) -> None:
+        if not isinstance(wrap, bool):
+            raise UsageError(f"surgical: expected wrap to be true or false, got {wrap!r}.")
+        self.user, self.wrap = user, wrap
         super().__init__(data, seed)
-        self.data_note = f"The recordings are {self.data_name}; validation is on what was trained on."
+        self.data_note = f"The recordings are {self.data_name}; validation uses the training recordings."
 
-    def split(self, recordings: Sequence[Recording]) -> dict[Split, list[int]]:
+    def split(self, recordings: Sequence[RecordingEntry]) -> dict[Split, list[int]]:
         """Return one user's recordings to test on, and all others' to train on."""
         users = sorted({recording.group for recording in recordings})
         held_out = users[0] if self.user is None else self.user

@@ -1,9 +1,11 @@
 """TIMIT (Garofolo et al. 1993): which phone is spoken, frame by frame, as the sentence comes.
 
 Each frame (25 ms, every 10 ms) is 12 cepstral coefficients and the log energy, each sentence shifted and scaled to mean 0 and
-variance 1. The 61 phones are folded to Lee & Hon's 39, with closures and pauses as silence, and the glottal stop as the 40th.
-The two sentences that all speakers read (SA) are left out. Training: the 462 speakers of the TRAIN folder; validation: 50
-speakers and test: 24 speakers (the core test set) of the TEST folder (Halberstadt 1998).
+variance 1. A frame has the label of the sample nearest to its start, as in the code of the paper's authors, or, with
+`label_at="middle"`, to its middle, 12.5 ms later. The 61 phones are folded to Lee & Hon's 39, with closures and pauses as
+silence, and the glottal stop as the 40th. The two sentences that all speakers read (SA) are left out. Training: the 462
+speakers of the TRAIN folder; validation: 50 speakers and test: 24 speakers (the core test set) of the TEST folder (Halberstadt
+1998).
 
 `prepare_timit` also takes the sample of TIMIT that comes with NLTK, 16 speakers in folders such as dr1-fvmh0, split by speaker.
 """
@@ -57,6 +59,8 @@ VALIDATION = _words(
 
 OFFICIAL = re.compile(r"(?:.*/)?(train|test)/dr\d/([fm][a-z]{3}\d)/(s[aix]\d+)\.phn", re.IGNORECASE)
 SAMPLE = re.compile(r"(?:.*/)?dr\d-([fm][a-z]{3}\d)/(s[aix]\d+)\.phn", re.IGNORECASE)
+LABEL_AT = ("start", "middle")
+"""Where in a frame its label is read; the first is that of the paper's authors."""
 SAMPLE_NOTE = "The data is the TIMIT sample of NLTK (16 speakers), not TIMIT."
 
 
@@ -72,12 +76,16 @@ class Timit(RecordingTask):
     validation_interval = 10
 
 
-def prepare_timit(place: Path, folder: Path, say: Callable[[str], None] = lambda line: None) -> None:
-    """Prepare TIMIT, or its sample, from a folder or a zip archive."""
+def prepare_timit(
+    place: Path, folder: Path, say: Callable[[str], None] = lambda line: None, *, label_at: str = "start"
+) -> None:
+    """Prepare TIMIT, or its sample, from a folder or a zip archive; a frame has the label at its start or its middle."""
+    if label_at not in LABEL_AT:
+        raise UsageError(f"expected label_at among {', '.join(LABEL_AT)}, got {label_at!r}.")
     with opened(place) as source:
         found = [(name, match) for name in source.names if (match := OFFICIAL.fullmatch(name))]
         if found:
-            items = _official(source, found)
+            items = _official(source, found, label_at)
             prepare(folder, "TIMIT", CLASSES, items, str(place.resolve()), say)
             return
         sample = [(name, match) for name in source.names if (match := SAMPLE.fullmatch(name))]
@@ -86,10 +94,18 @@ def prepare_timit(place: Path, folder: Path, say: Callable[[str], None] = lambda
                 f"{place}: expected TIMIT, with files such as TRAIN/DR1/FCJF0/SI1027.PHN, or NLTK's sample of it, with files "
                 "such as dr1-fvmh0/sx206.phn, and found neither."
             )
-        prepare(folder, "TIMIT sample (NLTK)", CLASSES, _sample(source, sample), str(place.resolve()), say, SAMPLE_NOTE)
+        prepare(
+            folder,
+            "TIMIT sample (NLTK)",
+            CLASSES,
+            _sample(source, sample, label_at),
+            str(place.resolve()),
+            say,
+            SAMPLE_NOTE,
+        )
 
 
-def _official(source: Source, found: Sequence[tuple[str, re.Match[str]]]) -> list[Item]:
+def _official(source: Source, found: Sequence[tuple[str, re.Match[str]]], label_at: str) -> list[Item]:
     items, speakers, sounds = [], set(), _sounds(source)
     for name, match in found:
         part, speaker, sentence = (text.lower() for text in match.groups())
@@ -100,7 +116,7 @@ def _official(source: Source, found: Sequence[tuple[str, re.Match[str]]]) -> lis
         if part == "test":
             split = "test" if speaker in CORE_TEST else "val" if speaker in VALIDATION else None
         if split is not None:
-            items.append(_item(source, sounds, name, speaker, split))
+            items.append(_item(source, sounds, name, speaker, split, label_at))
     trained = sum(part == "train" for part, _ in speakers)
     if trained != TRAIN_SPEAKERS:
         raise UsageError(f"{source.place}: expected {TRAIN_SPEAKERS} speakers in the TRAIN folder, got {trained}.")
@@ -111,7 +127,7 @@ def _official(source: Source, found: Sequence[tuple[str, re.Match[str]]]) -> lis
     return items
 
 
-def _sample(source: Source, found: Sequence[tuple[str, re.Match[str]]]) -> list[Item]:
+def _sample(source: Source, found: Sequence[tuple[str, re.Match[str]]], label_at: str) -> list[Item]:
     """Of the speakers in the order of their names, the 3rd, 8th and 13th validate, the 5th, 10th and 15th test."""
     speakers = sorted({match[1].lower() for _, match in found})
     splits: dict[str, Split] = {
@@ -120,7 +136,7 @@ def _sample(source: Source, found: Sequence[tuple[str, re.Match[str]]]) -> list[
     }
     sounds = _sounds(source)
     return [
-        _item(source, sounds, name, match[1].lower(), splits[match[1].lower()])
+        _item(source, sounds, name, match[1].lower(), splits[match[1].lower()], label_at)
         for name, match in found
         if not match[2].lower().startswith("sa")
     ]
@@ -131,16 +147,17 @@ def _sounds(source: Source) -> dict[str, str]:
     return {name.lower().partition(".wav")[0]: name for name in source.names if name.lower().endswith(".wav")}
 
 
-def _item(source: Source, sounds: dict[str, str], phones: str, speaker: str, split: Split) -> Item:
+def _item(source: Source, sounds: dict[str, str], phones: str, speaker: str, split: Split, label_at: str) -> Item:
     stem = phones.lower().removesuffix(".phn")
     sentence = stem.rsplit("/", 1)[-1]
     if stem not in sounds:
-        raise UsageError(f"{source.where(phones)}: there is no sound beside it ({sentence}.wav).")
+        raise UsageError(f"{source.where(phones)}: expected its sound file ({sentence}.wav).")
     files = phones, sounds[stem]
-    return Item(f"{speaker}/{sentence}", speaker, split, source.stamp(*files), partial(_load, source, *files))
+    stamp = f"{label_at} {source.stamp(*files)}"
+    return Item(f"{speaker}/{sentence}", speaker, split, stamp, partial(_load, source, *files, label_at))
 
 
-def _load(source: Source, phones: str, sound: str) -> Frames:
+def _load(source: Source, phones: str, sound: str, label_at: str) -> Frames:
     """Return a sentence's frames and their classes."""
     try:
         import soundfile  # type: ignore[import-untyped,unused-ignore]
@@ -154,11 +171,10 @@ def _load(source: Source, phones: str, sound: str) -> Frames:
         raise UsageError(f"{source.where(sound)}: expected one channel at {RATE} Hz, got {signal.shape} at {rate} Hz.")
     begin, labels = _labels(source, phones, len(signal))
     features = mfcc(signal[begin : begin + len(labels)], RATE)
-    # A frame has the label of the sample nearest to its middle.
-    middles = (np.arange(len(features)) * STEP + WINDOW / 2) * RATE
+    places = (np.arange(len(features)) * STEP + (WINDOW / 2 if label_at == "middle" else 0)) * RATE
     if not len(features):
         raise UsageError(f"{source.where(phones)}: expected at least {WINDOW * 1000:.0f} ms of labelled sound.")
-    return standardised(features), labels[middles.round().astype(int)]
+    return standardised(features), labels[places.round().astype(int)]
 
 
 def _labels(source: Source, name: str, samples: int) -> tuple[int, NDArray[np.int16]]:
