@@ -190,7 +190,7 @@ def bad_addresses(folder: Path) -> dict[str, Any]:
 
 def bad_clusters(folder: Path) -> dict[str, Any]:
     """One running cluster, and what is wrong with it each time."""
-    from mistrnn.training.cluster import crew
+    from mistrnn.training.cluster import pool
     from mistrnn.training.cluster.connection import ON_THIS_MACHINE
 
     os.environ.update(ON_THIS_MACHINE)
@@ -198,7 +198,7 @@ def bad_clusters(folder: Path) -> dict[str, Any]:
 
     from mistrnn.training import study_task
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
     found: dict[str, Any] = {}
 
     def attempt(name: str, study: Study = STUDY, **options: Any) -> None:
@@ -217,10 +217,10 @@ def bad_clusters(folder: Path) -> dict[str, Any]:
     large = study_task(ON_RECORDINGS, folder / "data")
     large.ballast = torch.zeros(30 * 2**20)
     attempt("large", ON_RECORDINGS, task=large, data=folder / "data")
-    here = crew.versions
-    crew.versions = lambda: {**here(), "torch": "1.0"}
+    here = pool.versions
+    pool.versions = lambda: {**here(), "torch": "1.0"}
     attempt("versions", workers=1)
-    crew.versions = here
+    pool.versions = here
     run_study(STUDY, folder / "well", engine=RayEngine("auto"))
     found["still connected"] = ray.is_initialized()
     ray.shutdown()
@@ -229,7 +229,7 @@ def bad_clusters(folder: Path) -> dict[str, Any]:
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise ImportError('no mistrnn on this node')\n")
     environment = {"env_vars": {"PYTHONPATH": str(broken.parent)}}
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env=environment)
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env=environment)
     attempt("missing", workers=1)
     ray.shutdown()
     return found

@@ -33,7 +33,7 @@ def main(folder: Path) -> None:
     os.environ.update(ON_THIS_MACHINE)
     import ray
 
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
     engine = RayEngine("auto")
     run(folder / "search", engine=engine)
     run_study(STUDY, folder / "sent", engine=engine, task=Own())

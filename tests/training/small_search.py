@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from mistrnn.models import Standardisation
 from mistrnn.training.examples import Augmentation, Examples
 from mistrnn.training.fitting import Recipe
 from mistrnn.training.search import Search, SearchData
@@ -55,7 +56,7 @@ def data(held: bool = True, **arguments: Any) -> SearchData:
     own = {**ARGUMENTS, **arguments}
     every_step = "pooling" in own and own["pooling"] is None
     compare_on = cases(7, seed=1, every_step=every_step) if held else None
-    return SearchData(cases(every_step=every_step), compare_on, mean, scale, own)
+    return SearchData(cases(every_step=every_step), compare_on, Standardisation(mean, scale), own)
 
 
 def run(

@@ -19,6 +19,7 @@ from mistrnn.training.backpropagation import recomputed, truncated
 from mistrnn.training.group import Group
 from mistrnn.training.memory import bytes_per_trial
 from mistrnn.training.model import Model
+from mistrnn.training.random_masks import TrialMasks
 from tests.tasks.recorded_files import write_hapt
 from tests.tolerance import relative_error, violations
 from tests.training.long_study import SEGMENTS, TRUNCATE, prepare_long_recordings
@@ -57,23 +58,22 @@ def stacked(study: Study, task: Task) -> Found:
     return {name: torch.stack([start[name] for start in starts]) for name in starts[0]}
 
 
-def batch_of(study: Study, task: Task) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, targets and dropout masks."""
+def batch_of(study: Study, task: Task) -> tuple[Tensor, Tensor, TrialMasks]:
     inputs, targets = task.batch("train", torch.arange(TRIALS * BATCH).reshape(TRIALS, BATCH), study.dtype)
-    shape = inputs.size(1), BATCH, study.model(task, device="meta").layer.output_size
-    masks = [study.dropout_mask(trial, 0, shape) for trial in range(TRIALS)]
-    return inputs, targets, torch.stack(masks)
+    draws = study.model(task, device="meta").mask_draws()
+    keys = torch.tensor([[study.mask_key(trial, 0, k) for k in range(len(draws))] for trial in range(TRIALS)])
+    return inputs, targets, TrialMasks(draws, keys, torch.arange(BATCH).expand(TRIALS, -1), BATCH)
 
 
-def by_autograd(study: Study, task: Task, form: Any = "auto") -> Found:
+def by_autograd(study: Study, task: Task, backend: Any = "auto") -> Found:
     """As anyone would write it: one model after the other, one backward pass through all steps."""
     inputs, targets, masks = batch_of(study, task)
-    trials = []
+    every, trials = masks.piece(0, inputs.size(1)), []
     for trial in range(TRIALS):
         model = study.model(task)
-        model.layer.form = form
+        model.layer.backend = backend
         model.load_state_dict(study.initial_parameters(trial, task))
-        scores, _ = model(inputs[trial], None, masks[trial])
+        scores, _ = model(inputs[trial], None, [mask[trial] for mask in every])
         loss = task.loss(scores, targets[trial])
         loss.backward()
         found = {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -81,12 +81,12 @@ def by_autograd(study: Study, task: Task, form: Any = "auto") -> Found:
     return {name: torch.stack([trial[name] for trial in trials]) for name in trials[0]}
 
 
-def by_recomputation(study: Study, task: Task, segments: int, form: Any = "auto") -> Found:
+def by_recomputation(study: Study, task: Task, segments: int, backend: Any = "auto") -> Found:
     model = study.model(task, device="meta")
-    model.layer.form = form
+    model.layer.backend = backend
     inputs, targets, masks = batch_of(study, task)
     length = -(-inputs.size(1) // segments)
-    gradients, losses = recomputed(model, task, stacked(study, task), inputs, targets, masks, length=length)
+    gradients, losses = recomputed(model, task, stacked(study, task), inputs, targets, masks.piece, length=length)
     return {**gradients, "loss": losses}
 
 
@@ -96,21 +96,23 @@ def by_recomputation(study: Study, task: Task, segments: int, form: Any = "auto"
 def test_recomputed_gradients_equal_those_through_all_steps(
     layer: str, num_layers: int, name: str, tasks: dict[str, Task]
 ) -> None:
-    task, options = tasks[name], {"num_layers": num_layers} if num_layers > 1 else {}
-    chosen = study(name, layer, layer_options=options, readout_dropout=0.3)
+    options: dict[str, Any] = {"zoneout": 0.1, "recurrent_dropout": 0.2}
+    if num_layers > 1:
+        options |= {"num_layers": num_layers, "dropout": 0.3}
+    task, chosen = tasks[name], study(name, layer, layer_options=options, readout_dropout=0.3)
     exact = by_autograd(chosen, task)
     # One segment, a number that leaves a shorter last one, and more than there are steps.
-    for segments, form in ((1, "auto"), (5, "plain"), (5, "auto"), (1_000, "auto")):
-        found = by_recomputation(chosen, task, segments, form)
+    for segments, backend in ((1, "auto"), (5, "reference"), (5, "auto"), (1_000, "auto")):
+        found = by_recomputation(chosen, task, segments, backend)
         errors = {key: relative_error(found[key], value) for key, value in exact.items()}
-        assert max(errors.values()) < 1e-12, (segments, form, errors)
+        assert max(errors.values()) < 1e-12, (segments, backend, errors)
 
 
 @pytest.mark.parametrize("name", ["copy", "addition"])
 @pytest.mark.parametrize("layer", list(LAYERS))
 def test_recomputed_gradients_in_float32_keep_the_tolerance_rule(layer: str, name: str, tasks: dict[str, Task]) -> None:
     task, single, double = tasks[name], study(name, layer, precision="fp32"), study(name, layer)
-    plain, exact = by_autograd(single, task, "plain"), by_autograd(double, task)
+    plain, exact = by_autograd(single, task, "reference"), by_autograd(double, task)
     for segments in (4, 7):
         assert violations(by_recomputation(single, task, segments), plain, exact) == {}
 
@@ -127,15 +129,19 @@ def test_truncated_gradients_differ_where_recomputed_ones_do_not(tasks: dict[str
 @pytest.mark.parametrize("backpropagate", [truncated, recomputed])
 @pytest.mark.parametrize("name", ["copy", "addition", "hapt-frames"])
 def test_parts_of_a_batch_add_up_to_the_whole(name: str, backpropagate: Any, tasks: dict[str, Task]) -> None:
-    chosen, task = study(name), tasks[name]
+    chosen, task = (
+        study(name, layer_options={"zoneout": 0.1, "recurrent_dropout": 0.2}, readout_dropout=0.3),
+        tasks[name],
+    )
     model, parameters = chosen.model(task, device="meta"), stacked(chosen, task)
     inputs, targets, masks = batch_of(chosen, task)
-    expected, expected_losses = backpropagate(model, task, parameters, inputs, targets, masks, length=7)
+    expected, expected_losses = backpropagate(model, task, parameters, inputs, targets, masks.piece, length=7)
     counts = torch.func.vmap(task.count)(targets)
     gradients, losses = {key: torch.zeros_like(value) for key, value in parameters.items()}, torch.zeros(TRIALS)
     for part in (slice(0, 2), slice(2, 2), slice(2, 3)):
+        own = TrialMasks(masks.draws, masks.keys, masks.places[:, part], BATCH)
         found, values = backpropagate(
-            model, task, parameters, inputs[:, :, part], targets[..., part], masks[:, :, part],
+            model, task, parameters, inputs[:, :, part], targets[..., part], own.piece,
             length=7, counts=counts, sequences=BATCH,
         )  # fmt: skip
         gradients, losses = {key: value + found[key] for key, value in gradients.items()}, losses + values
@@ -167,7 +173,8 @@ def trained(study: Study, task: Task) -> Group:
 
 @pytest.mark.parametrize("name", ["copy", "addition", "hapt-frames"])
 def test_study_in_segments_ends_as_the_study_through_all_steps(name: str, tasks: dict[str, Task]) -> None:
-    settings = {"readout_dropout": 0.2, "validate_every": 2, "learning_rate": 0.01}
+    options = {"zoneout": 0.1, "recurrent_dropout": 0.1, "num_layers": 2, "dropout": 0.2}
+    settings = {"readout_dropout": 0.2, "validate_every": 2, "learning_rate": 0.01, "layer_options": options}
     whole = trained(study(name, **settings), tasks[name])
     again = trained(study(name, **settings, checkpoint_segments=5), tasks[name])
     torch.testing.assert_close(again.parameters, whole.parameters, rtol=1e-10, atol=1e-12)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mistrnn.models import SequenceNetwork
+from mistrnn.models import SequenceNetwork, Standardisation
 from mistrnn.training.examples import Augmentation, Examples, Frames
 from mistrnn.training.fitting import WARM_UP, Course, NetworkTrials, Recipe, count_pieces, schedule, steps_per_epoch
 from mistrnn.training.stacked import part_of
@@ -28,12 +28,12 @@ MEAN, SCALE = torch.full((CHANNELS,), 0.5, dtype=torch.float64), torch.full((CHA
 
 
 def frames(examples: Examples) -> Frames:
-    return Frames(examples, MEAN, SCALE, CPU)
+    return Frames(examples, Standardisation(MEAN, SCALE), CPU)
 
 
 def new_network(**arguments: Any) -> SequenceNetwork:
     network = SequenceNetwork(**arguments)
-    network.mean, network.scale = MEAN, SCALE
+    network.standardisation = Standardisation(MEAN, SCALE)
     return network
 
 

@@ -1,5 +1,6 @@
 """Trials are an axis: a trial in a sweep equals the same trial alone, and equals a plain training loop."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,13 +8,17 @@ import torch
 from torch import Tensor
 
 from mistrnn.analysis import gradient_norms
+from mistrnn.errors import UsageError
 from mistrnn.layers import LAYERS
 from mistrnn.tasks import IGNORED, Task, make_task
 from mistrnn.tasks.hapt import prepare_hapt
+from mistrnn.tasks.surgical import prepare_surgical
 from mistrnn.training import Study
 from mistrnn.training.group import Group
+from mistrnn.training.processes import Processes
+from mistrnn.training.random_masks import TrialMasks
 from tests.tasks.own_regression import OWN
-from tests.tasks.recorded_files import write_hapt
+from tests.tasks.recorded_files import shorten, write_gesture_phase, write_hapt
 from tests.tolerance import violations
 
 CPU = torch.device("cpu")
@@ -429,6 +434,78 @@ def test_halving_uniform_weights_no_momentum_and_the_last_parameters(task: Task)
         assert torch.equal(group.best[key][0], group.parameters[key][0])
 
 
+@pytest.mark.parametrize("layer", ["lstm", "peephole_lstm"])
+def test_forget_bias_is_that_of_the_study(task: Task, layer: str) -> None:
+    for wanted, expected in ((None, 1.0), (0.0, 0.0), (2.5, 2.5)):
+        options = {"num_layers": 2}
+        start = study(layer=layer, forget_bias=wanted, layer_options=options).initial_parameters(0, task)
+        for k in range(2):
+            bias = start[f"layer.bias_l{k}"]
+            assert bias[8:16].eq(expected).all()
+            assert bias[:8].eq(0).all()
+            assert bias[16:].eq(0).all()
+        weights = study(layer=layer, layer_options=options).initial_parameters(0, task)["layer.weight_hh_l0"]
+        assert torch.equal(start["layer.weight_hh_l0"], weights)
+
+
+@pytest.fixture(scope="module")
+def phase(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("phase")
+    source = write_gesture_phase(root / "source")
+    shorten(source / "a2_raw.csv", 9)
+    shorten(source / "b1_raw.csv", 17)
+    prepare_surgical(source, root / "data")
+    return root / "data"
+
+
+@pytest.mark.parametrize("settings", [{}, {"truncate": 9}, {"checkpoint_segments": 3}], ids=str)
+@pytest.mark.parametrize("layer", list(LAYERS))
+def test_wrapped_recordings_are_trained_on_from_a_fresh_state_each_time(
+    layer: str, settings: dict[str, Any], phase: Path
+) -> None:
+    own = make_task("surgical", {"user": "c", "wrap": True}, data=phase)
+    options = {"clockwork": {"periods": 4}, "mist": {"delays": 4}, "narx": {"delays": 3}}.get(layer, {})
+    chosen = study(
+        task="surgical",
+        task_settings={"user": "c", "wrap": True},
+        layer=layer,
+        layer_options=options,
+        batch_size=4,
+        **settings,
+    )
+    group = Group(chosen, own, [0, 3], CPU)
+    index = group._next_index()
+    inputs, targets = own.batch("train", index, torch.float64)
+    resets = own.resets("train", index)
+    gradients, losses = group._gradients(inputs, targets, None, *group._mask_keys(None), resets)
+    for trial in range(2):
+        model = chosen.model(own)
+        model.load_state_dict(chosen.initial_parameters([0, 3][trial], own))
+        longest = int(own.lengths("train", index[trial]).max())
+        total, count = torch.zeros((), dtype=torch.float64), 0
+        for recording in index[trial]:
+            frames, labels = own.batch("val", recording.view(1), torch.float64)  # not wrapped
+            length, left = int(own.lengths("val", recording)), longest
+            while left:
+                part = min(length, left)
+                scores = model(frames[:part])[0][:, 0]
+                total = total + torch.nn.functional.cross_entropy(scores, labels[:part, 0], reduction="sum")
+                count, left = count + part, left - part
+        expected = 4 * total / count
+        torch.testing.assert_close(losses[trial], expected.detach())
+        if "truncate" not in settings:
+            found = torch.autograd.grad(expected, list(model.parameters()))
+            for (name, _), value in zip(model.named_parameters(), found, strict=True):
+                torch.testing.assert_close(gradients[name][trial], value, rtol=1e-9, atol=1e-12)
+
+
+def test_wrapped_recordings_are_refused_with_several_processes(phase: Path) -> None:
+    own = make_task("surgical", {"user": "c", "wrap": True}, data=phase)
+    chosen = study(task="surgical", task_settings={"user": "c", "wrap": True}, batch_size=4)
+    with pytest.raises(UsageError, match="expected one process with wrapped sequences"):
+        Group(chosen, own, [0], CPU, Processes(0, 2))
+
+
 def test_severed_weights_stay_severed_when_drawn_uniformly(task: Task) -> None:
     settings = study(layer="clockwork", hidden=8, initialization="uniform")
     drawn, normal = (s.initial_parameters(0, task)["layer.weight_hh_l0"] for s in (settings, study(layer="clockwork")))
@@ -447,23 +524,80 @@ def test_groups_read_themselves_with_larger_weights(task: Task) -> None:
     assert torch.equal(larger[~own], normal[~own])
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_readout_dropout_is_each_trials_own(task: Task, bidirectional: bool) -> None:
-    options = {"layer_options": {"bidirectional": bidirectional}}
-    settings = study(readout_dropout=0.5, **options)
-    many, one = trained(settings, task, [2, 0, 1]), trained(settings, task, [1])
-    for key, value in of_trial(one, 1).items():
-        torch.testing.assert_close(of_trial(many, 1)[key], value, rtol=1e-10, atol=1e-12)
-    without = trained(study(**options), task, [1])
-    assert not torch.equal(of_trial(without, 1)["readout.weight"], of_trial(one, 1)["readout.weight"])
-    mask, longer = settings.dropout_mask(1, 3, (5, 4, 6)), settings.dropout_mask(1, 3, (9, 4, 6))
-    assert torch.equal(mask, longer[:5])
-    assert set(mask.unique().tolist()) == {0.0, 2.0}
-    assert not torch.equal(mask, settings.dropout_mask(1, 4, (5, 4, 6)))
-    assert not torch.equal(mask, settings.dropout_mask(2, 3, (5, 4, 6)))
+MASKED: dict[str, dict[str, Any]] = {
+    "zoneout": {"layer_options": {"zoneout": 0.2}},
+    "recurrent_dropout": {"layer_options": {"recurrent_dropout": 0.3}},
+    "dropout": {"layer_options": {"dropout": 0.4, "num_layers": 2}},
+    "readout_dropout": {"readout_dropout": 0.5},
+    "layer_norm": {"layer_options": {"layer_norm": True}},
+    "everything": {
+        "layer_options": {
+            "zoneout": 0.2,
+            "recurrent_dropout": 0.3,
+            "dropout": 0.4,
+            "num_layers": 2,
+            "layer_norm": True,
+        },
+        "readout_dropout": 0.5,
+    },
+    "in two directions": {
+        "layer_options": {"zoneout": 0.2, "recurrent_dropout": 0.3, "bidirectional": True},
+        "readout_dropout": 0.5,
+    },
+    "truncated": {"layer_options": {"zoneout": 0.2, "recurrent_dropout": 0.3}, "truncate": 5},
+    "recomputed": {"layer_options": {"zoneout": 0.2, "recurrent_dropout": 0.3}, "checkpoint_segments": 3},
+}
 
 
-def test_readout_dropout_is_none_in_evaluation(task: Task) -> None:
-    group = Group(study(readout_dropout=0.9), task, [0], CPU)
-    assert group.evaluate(group.parameters, "val") == group.evaluate(group.parameters, "val")
-    assert group.evaluate(group.parameters, "val") == Group(study(), task, [0], CPU).evaluate(group.parameters, "val")
+@pytest.mark.parametrize("settings", MASKED.values(), ids=MASKED)
+@pytest.mark.parametrize("layer", list(LAYERS))
+def test_trial_with_options_in_a_sweep_equals_the_trial_alone(task: Task, layer: str, settings: dict[str, Any]) -> None:
+    options = {"clockwork": {"periods": 4}, "mist": {"delays": [1, 3, 7]}, "narx": {"delays": [1, 5]}}.get(layer, {})
+    options = {**options, **settings.get("layer_options", {})}
+    chosen = study(**{**settings, "layer": layer, "layer_options": options, "learning_rate": 0.03})
+    many, one = (Group(chosen, task, trials, CPU) for trials in ([2, 0, 1, 3], [1]))
+    for _ in range(6):
+        many.advance()
+        one.advance()
+    close(of_trial(many, 1), of_trial(one, 1))
+    torch.testing.assert_close(many.evaluate(many.parameters, "val")[2], one.evaluate(one.parameters, "val")[0])
+
+
+@pytest.mark.parametrize("name", ["zoneout", "recurrent_dropout", "dropout", "readout_dropout"])
+def test_masks_change_from_trial_to_trial_and_step_to_step(task: Task, name: str) -> None:
+    chosen = study(**MASKED[name])
+    group = Group(chosen, task, [0, 1], CPU)
+    seen = []
+    for _ in range(2):
+        keys, places = group._mask_keys(None)
+        seen += TrialMasks(group._draws, keys, places, 10).piece(0, 12)[0].unbind(0)
+        group.advance()
+    share = seen[0].double().mean().item()
+    assert share == pytest.approx(group._draws[0].probability, abs=0.2)
+    assert all(not torch.equal(a, b) for k, a in enumerate(seen) for b in seen[:k])
+
+
+def test_masks_change_the_training_and_not_the_evaluation(task: Task) -> None:
+    without = of_trial(trained(study(), task, [1]), 1)
+    for name in ("zoneout", "recurrent_dropout", "readout_dropout"):
+        group = trained(study(**MASKED[name]), task, [1])
+        assert not torch.equal(of_trial(group, 1)["readout.weight"], without["readout.weight"])
+        assert group.evaluate(group.parameters, "val") == group.evaluate(group.parameters, "val")
+    dropped = Group(study(readout_dropout=0.9), task, [0], CPU)
+    assert dropped.evaluate(dropped.parameters, "val") == Group(study(), task, [0], CPU).evaluate(
+        dropped.parameters, "val"
+    )
+
+
+@pytest.mark.parametrize("name", ["hapt", "hapt-frames"])
+def test_masks_do_not_depend_on_the_padding_of_other_trials(name: str, recordings: dict[str, Task]) -> None:
+    own = recordings[name]
+    options = {"zoneout": 0.2, "recurrent_dropout": 0.3, "num_layers": 2, "dropout": 0.2}
+    chosen = study(
+        task=name, task_settings={}, layer="lstm", trials=4, batch_size=2, layer_options=options, readout_dropout=0.5
+    )
+    many, one = (Group(chosen, own, trials, CPU) for trials in ([0, 1, 2, 3], [2]))
+    for _ in range(3):
+        many.advance()
+        one.advance()
+    close(of_trial(many, 2), of_trial(one, 2), 1e-9)

@@ -58,3 +58,8 @@ def test_cosine_schedule_starts_at_one_and_falls_to_zero() -> None:
     assert factors[50] == pytest.approx(0.5)
     assert 0 < factors[-1] < 1e-3
     assert schedule_factor("constant", 70, 100) == 1.0
+
+
+def test_halving_in_twelfths_is_the_schedule_of_600_sweeps() -> None:
+    factors = [schedule_factor("halving-in-12ths", step, 600) for step in range(1, 601)]
+    assert factors == [1.0] * 300 + [0.5 ** (1 + k // 50) for k in range(300)]

@@ -186,7 +186,7 @@ def test_more_processes_than_sequences_leave_some_without() -> None:
 def test_process_alone_sums_and_tells_nothing() -> None:
     (one,) = ALONE.total(torch.ones(2))
     assert one.tolist() == [1, 1]
-    assert ALONE.told("this") == "this"
+    assert ALONE.broadcast("this") == "this"
     assert ALONE.agree("this")
     assert joined(torch.device("cpu")) == ALONE
 

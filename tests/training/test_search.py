@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from mistrnn.models import SequenceNetwork
+from mistrnn.models import Arcsinh, SequenceNetwork
 from mistrnn.training import Study
 from mistrnn.training.early_stopping import Asha, Halving, judge_of
 from mistrnn.training.examples import Augmentation, Frames
 from mistrnn.training.fitting import NetworkTrials, Recipe
-from mistrnn.training.run import experiment_from, fitting_trials
 from mistrnn.training.search import SAFE_SHARE, Search
+from mistrnn.training.trainer import experiment_from, fitting_trials
 from tests.training.small_search import ARGUMENTS, RECIPE, REFIT, SEARCH, SHAPES, cases, data
 
 CPU = torch.device("cpu")
@@ -147,7 +147,9 @@ def test_cases_have_an_identity_of_their_own() -> None:
     others = [data(held=False).data_identity, data(hidden_size=7).data_identity]
     for learn in (case, target, weight, fewer):
         others.append(replace(same, train_on=learn).data_identity)
-    others.append(replace(same, mean=same.mean + 1).data_identity)
+    moved = same.standardisation._replace(mean=same.standardisation.mean + 1)
+    others.append(replace(same, standardisation=moved).data_identity)
+    others.append(replace(same, standardisation=same.standardisation._replace(arcsinh=Arcsinh(2))).data_identity)
     assert len({same.data_identity, *others}) == len(others) + 1
 
 

@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import re
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,8 @@ from hypothesis import strategies
 
 from mistrnn.errors import UsageError
 from mistrnn.training import Study
-from mistrnn.training.provenance import code_digest
+from mistrnn.training.provenance import code_digest, command_line, commit_of
+from mistrnn.training.recorded import Recorded
 from mistrnn.training.store import Store
 
 STUDY = Study(task="copy", layer="mist", hidden=8, trials=2, steps=5, task_settings={"delay": 10})
@@ -243,6 +246,28 @@ def test_only_the_studys_own_files_are_removed(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["mine.py"]
 
 
+def test_row_of_a_new_folder_is_stored_and_stays(tmp_path: Path) -> None:
+    with Store(tmp_path, STUDY, row="table1/mist-139") as store:
+        assert store.row() == "table1/mist-139"
+    with Store(tmp_path, STUDY) as store:
+        assert store.row() == "table1/mist-139"
+
+
+def test_row_of_a_folder_without_one_is_none(tmp_path: Path) -> None:
+    with Store(tmp_path, STUDY):
+        pass
+    assert "row" not in json.loads((tmp_path / "study.json").read_text())
+    assert Recorded(tmp_path).row() is None
+
+
+def test_row_that_is_no_name_is_refused(tmp_path: Path) -> None:
+    with Store(tmp_path, STUDY) as store:
+        stored = json.loads((tmp_path / "study.json").read_text()) | {"row": 3}
+        (tmp_path / "study.json").write_text(json.dumps(stored))
+        with pytest.raises(UsageError, match="expected the name of a row, got 3"):
+            store.row()
+
+
 def test_group_size_is_remembered(tmp_path: Path) -> None:
     with Store(tmp_path, STUDY) as store:
         assert store.group_size() is None
@@ -257,6 +282,58 @@ def test_study_says_what_made_it(tmp_path: Path) -> None:
     assert about["torch"] == torch.__version__
     assert about["began"].startswith("20")
     assert about["code"] == code_digest()
+    assert about["command"]
+    assert about["cpu"]
+    assert about["cores"] >= 1
+    assert about["threads"] == torch.get_num_threads()
+
+
+def test_study_resumed_by_another_command_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["mist", "sweep", "copy"])
+    with Store(tmp_path, STUDY) as store:
+        store.note_continuation()
+        assert "continued" not in store.settings()
+    monkeypatch.setattr("sys.argv", ["mist", "sweep", "copy", "--only", "1"])
+    for _ in range(2):
+        with Store(tmp_path, STUDY) as store:
+            store.note_continuation()
+    (again,) = store.settings()["continued"]
+    assert again["command"] == "mist sweep copy --only 1"
+
+
+def test_commit_of_a_checkout_names_it_and_says_if_files_differ(tmp_path: Path) -> None:
+    package = tmp_path / "src" / "package"
+    package.mkdir(parents=True)
+    assert commit_of(package) is None
+
+    def git(*arguments: str) -> None:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        subprocess.run(["git", "-C", str(tmp_path), *who, *arguments], check=True, capture_output=True)
+
+    (package / "a.py").write_text("1")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    commit_of.cache_clear()
+    clean = commit_of(package)
+    assert clean is not None
+    assert re.fullmatch("[0-9a-f]{12}", clean)
+    (package / "a.py").write_text("2")
+    commit_of.cache_clear()
+    assert commit_of(package) == f"{clean}+changes"
+    commit_of.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["/x/pytest/__main__.py", "-q"], "python -m pytest -q"),
+        (["/x/examples/hapt.py", "a b"], "python hapt.py 'a b'"),
+        (["/x/bin/pytest"], "pytest"),
+    ],
+)
+def test_command_line_has_the_program_by_its_short_name(arguments: list[str], expected: str) -> None:
+    assert command_line(arguments) == expected
 
 
 def test_code_is_known_by_its_sources_wherever_it_lies(tmp_path: Path) -> None:

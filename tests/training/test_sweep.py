@@ -138,14 +138,14 @@ def test_a_group_that_was_begun_goes_on_in_parts_without_a_step_lost(
 def test_a_group_that_runs_out_of_memory_goes_on_from_its_checkpoint_in_halves(
     tmp_path: Path, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Cramped(embedded.Run):
+    class Cramped(embedded.Trainer):
         def advance(self, *arguments: Any, **options: Any) -> Any:
-            if self.standing().step == 5 and self.standing().running == 4:
+            if self.progress().step == 5 and self.progress().running == 4:
                 raise OutOfMemory("as planted")
             return super().advance(*arguments, **options)
 
     run_study(PARTS, tmp_path / "whole", device="cpu", task=task)
-    monkeypatch.setattr(embedded, "Run", Cramped)
+    monkeypatch.setattr(embedded, "Trainer", Cramped)
     said: list[str] = []
     rows = run_study(PARTS, tmp_path / "cut", device="cpu", task=task, say=said.append, checkpoint_seconds=0.0)
     assert said[1:] == [

@@ -67,7 +67,7 @@ def test_search_races_half_of_the_trials_to_the_end_and_refits_the_best(undistur
         assert not network.training
         assert network.parameter_count() == row["parameters"]
         assert network.dropout == row["dropout"]
-        assert torch.equal(network.scale, data().scale)
+        assert torch.equal(network.scale, data().standardisation.scale)
     assert [[step for step, _ in curve] for curve in found.losses] == [[REFIT_OF.steps]] * BEST
 
 

@@ -32,7 +32,7 @@ STUDY = Study(
     validate_every=4,
     precision="fp64",
     readout_dropout=0.2,
-    layer_options={"delays": 3},
+    layer_options={"delays": 3, "zoneout": 0.1, "recurrent_dropout": 0.1},
 )
 
 

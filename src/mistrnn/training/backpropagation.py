@@ -7,19 +7,25 @@ E trials, T time, B batch, I input, H hidden.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vjp, vmap
 
-from mistrnn.layers._state import State
+from mistrnn.layers.state import State, state_from_tensors, state_tensors
 from mistrnn.tasks import Task
 from mistrnn.training.model import Model
 from mistrnn.training.optimizers import Tensors
 
 States = tuple[Tensor, ...]
 """The tensors of a layer's state, the integers (Clockwork's clock) last; none before the first step."""
+
+Masks = tuple[Tensor, ...] | None
+"""Those that `Model.forward` takes, for all trials."""
+MasksOf = Callable[[int, int], Masks]
+"""(first step, end) -> the masks of these steps."""
 
 
 class Piece(NamedTuple):
@@ -31,8 +37,9 @@ class Piece(NamedTuple):
     """[E, steps, B], or [E, B] at the end of the sequence; None where nothing is asked for."""
     counts: Tensor
     """[E] targets in the whole batch, so that the mean over all of them is a sum over pieces."""
-    dropout: Tensor | None
-    """Factors of the readouts' inputs, [E, steps, B, H]; None for none."""
+    masks: Masks
+    resets: Tensor | None
+    """Where sequences start afresh, bool [E, steps, B]; None for nowhere."""
 
 
 def truncated(
@@ -41,7 +48,8 @@ def truncated(
     parameters: Tensors,
     inputs: Tensor,
     targets: Tensor,
-    dropout: Tensor | None = None,
+    masks_of: MasksOf | None = None,
+    resets: Tensor | None = None,
     *,
     length: int,
     counts: Tensor | None = None,
@@ -50,12 +58,13 @@ def truncated(
     """Return each trial's gradients, cut between pieces of `length` steps, and its loss [E].
 
     Args:
-        model: what is computed; its own parameters are not read.
-        task: what the loss is.
+        model: the module to compute; its own parameters are not read.
+        task: defines the loss.
         parameters: those of all trials by name, [E, ...].
         inputs: [E, T, B, I].
         targets: [E, T, B], or [E, B] if only the end has one.
-        dropout: what the readouts read, [E, T, B, H]; everything if left out.
+        masks_of: returns the masks of a piece, each time that it is computed; None if the model draws none.
+        resets: where sequences start afresh, bool [E, T, B].
         length: steps in memory at once.
         counts: [E] how many targets the mean goes over; those given if left out.
         sequences: how many sequences the loss is multiplied by; those given if left out.
@@ -65,7 +74,8 @@ def truncated(
     """
     gradients, losses = _nothing_yet(parameters, inputs)
     state: States = ()
-    for piece in _pieces(task, inputs, targets, dropout, length, counts):
+    for make_piece in _pieces(task, inputs, targets, masks_of, resets, length, counts):
+        piece = make_piece()
         if piece.targets is None:
             state = _state_after(model, parameters, state, piece)
         else:
@@ -82,7 +92,8 @@ def recomputed(
     parameters: Tensors,
     inputs: Tensor,
     targets: Tensor,
-    dropout: Tensor | None = None,
+    masks_of: MasksOf | None = None,
+    resets: Tensor | None = None,
     *,
     length: int,
     counts: Tensor | None = None,
@@ -90,7 +101,7 @@ def recomputed(
 ) -> tuple[Tensors, Tensor]:
     """Return each trial's gradients through all steps, and its loss [E], with segments of `length` steps computed twice.
 
-    In memory are the states between segments, and what the backward pass of one segment needs. Arguments as in `truncated`.
+    Memory holds the states between segments and the saved tensors of one segment. Arguments as in `truncated`.
     """
     loss = _loss(model, task, sequences)
 
@@ -110,13 +121,13 @@ def recomputed(
         return found, from_here, value
 
     gradients, losses = _nothing_yet(parameters, inputs)
-    pieces = _pieces(task, inputs, targets, dropout, length, counts)
+    pieces = _pieces(task, inputs, targets, masks_of, resets, length, counts)
     states: list[States] = [()]
-    for piece in pieces[:-1]:
-        states.append(_state_after(model, parameters, states[-1], piece))
+    for make_piece in pieces[:-1]:
+        states.append(_state_after(model, parameters, states[-1], make_piece()))
     from_later: States = ()  # the gradient of the state that a segment hands on
-    for piece in reversed(pieces):
-        found, from_later, values = _over_trials(backwards, parameters, states.pop(), from_later, *piece)
+    for make_piece in reversed(pieces):
+        found, from_later, values = _over_trials(backwards, parameters, states.pop(), from_later, *make_piece())
         gradients, losses = _sum(gradients, found), losses + values
     return gradients, losses
 
@@ -131,9 +142,15 @@ def _sum(gradients: Tensors, more: Tensors) -> Tensors:
 
 
 def _pieces(
-    task: Task, inputs: Tensor, targets: Tensor, dropout: Tensor | None, length: int, counts: Tensor | None
-) -> list[Piece]:
-    """Cut a batch into pieces of `length` steps; one without sequences has none."""
+    task: Task,
+    inputs: Tensor,
+    targets: Tensor,
+    masks_of: MasksOf | None,
+    resets: Tensor | None,
+    length: int,
+    counts: Tensor | None,
+) -> list[Callable[[], Piece]]:
+    """Return functions that make the pieces of `length` steps of a batch; one without sequences has none."""
     steps, batch = inputs.shape[1:3]
     if batch == 0:
         return []
@@ -145,10 +162,11 @@ def _pieces(
             inputs[:, begin:end],
             targets[:, begin:end] if task.every_step else at_end,
             counts,
-            None if dropout is None else dropout[:, begin:end],
+            None if masks_of is None else masks_of(begin, min(end, steps)),
+            None if resets is None else resets[:, begin:end],
         )
 
-    return [piece(begin, begin + length) for begin in range(0, steps, length)]
+    return [partial(piece, begin, begin + length) for begin in range(0, steps, length)]
 
 
 def _loss(model: Model, task: Task, sequences: int | None) -> Callable[..., tuple[Tensor, States]]:
@@ -160,11 +178,12 @@ def _loss(model: Model, task: Task, sequences: int | None) -> Callable[..., tupl
         inputs: Tensor,
         targets: Tensor | None,
         count: Tensor,
-        dropout: Tensor | None,
+        masks: Masks,
+        reset: Tensor | None,
     ) -> tuple[Tensor, States]:
-        scores, after = functional_call(model, parameters, (inputs, state or None, dropout))
+        scores, after = functional_call(model, parameters, (inputs, _state(model, state), masks, reset))
         value = inputs.new_zeros(()) if targets is None else task.loss(scores, targets, count, sequences)
-        return value, _tensors(after)
+        return value, state_tensors(after)
 
     return loss
 
@@ -172,11 +191,11 @@ def _loss(model: Model, task: Task, sequences: int | None) -> Callable[..., tupl
 def _state_after(model: Model, parameters: Tensors, state: States, piece: Piece) -> States:
     """Return the state that each trial hands on from a piece, without a way back through it."""
 
-    def run(parameters: Tensors, state: States, inputs: Tensor) -> States:
-        return _tensors(functional_call(model, parameters, (inputs, state or None))[1])
+    def run(parameters: Tensors, state: States, inputs: Tensor, masks: Masks, reset: Tensor | None) -> States:
+        return state_tensors(functional_call(model, parameters, (inputs, _state(model, state), masks, reset))[1])
 
     with torch.no_grad():
-        after: States = _over_trials(run, parameters, state, piece.inputs)
+        after: States = _over_trials(run, parameters, state, piece.inputs, piece.masks, piece.resets)
     return after
 
 
@@ -185,11 +204,11 @@ def _over_trials(function: Callable[..., Any], *arguments: Any) -> Any:
     return vmap(function, in_dims=tuple(None if argument is None else 0 for argument in arguments))(*arguments)
 
 
-def _tensors(state: State) -> States:
-    return state if isinstance(state, tuple) else (state,)
+def _state(model: Model, tensors: States) -> State | None:
+    return state_from_tensors(tensors, model.layer.cell.keeps_history) if tensors else None
 
 
 def _apart(state: States) -> tuple[States, States]:
-    """Return what carries gradients, and the integers."""
+    """Return the floating-point parts of a state, which carry gradients, and the integer parts."""
     carried = tuple(part for part in state if part.is_floating_point())
     return carried, state[len(carried) :]

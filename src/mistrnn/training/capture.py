@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+
+from mistrnn._torch_compat import tree_map
 
 WARM_UPS = 2
 """Runs before the recording, so that libraries have chosen their algorithms and taken their memory."""
@@ -30,7 +31,7 @@ class Captured:
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph, stream=side):
                 self._results = function(*self._arguments)
-        # A replay never goes through autograd; what the recording left of it is not needed.
+        # A replay never goes through autograd, so the graph of the recorded run is dropped.
         self._results = tree_map(lambda value: value.detach(), self._results)
 
     def __call__(self, *arguments: Tensor) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from mistrnn.errors import UsageError
-from mistrnn.training.run import Experiment
+from mistrnn.training.trainer import Experiment
 
 REDUCTION = 4
 FIRST_SHARE = REDUCTION**2
@@ -50,7 +50,7 @@ class Halving:
         self._errors: dict[int, float] = {}
 
     def recall(self, points: Iterable[tuple[int, int, float]]) -> set[int]:
-        """Take in what was measured in earlier sessions, and return the worse half."""
+        """Take in the points of earlier sessions, and return the worse half."""
         return set(self.hopeless([(trial, step, 0.0, error) for trial, step, error in points]))
 
     def hopeless(self, points: Iterable[tuple[int, int, float, float]]) -> list[int]:
@@ -84,7 +84,7 @@ class Asha:
         self._last_step = study.total_steps
 
     def recall(self, points: Iterable[tuple[int, int, float]]) -> set[int]:
-        """Take in what was measured in earlier sessions, in its order, and return the trials that were hopeless when last seen.
+        """Take in the points of earlier sessions in their order, and return the trials that were hopeless at their last point.
 
         A point is (trial, step, validation error).
         """

@@ -12,12 +12,12 @@ from mistrnn.errors import UsageError
 from mistrnn.training.ledger import Assignment, Interrupted, Ledger
 from mistrnn.training.memory import OutOfMemory, memory_named
 from mistrnn.training.processes import ALONE, Processes, process_count
-from mistrnn.training.run import (
+from mistrnn.training.trainer import (
     Checkpoint,
     ComputationFailed,
     Data,
     Experiment,
-    Run,
+    Trainer,
     device_name,
     fitting_trials,
 )
@@ -30,7 +30,7 @@ class Engine(Protocol):
     """Computes the groups of a study."""
 
     def check(self, device: str) -> None:
-        """Refuse what cannot work, before anything is read or written."""
+        """Refuse invalid settings before anything is read or written."""
 
     def run(self, ledger: Ledger, task: Data, *, device: str, data: Path | None, group_size: int | None) -> None:
         """Train all that waits in the ledger; `Interrupted` when the ledger's watch asks to stop."""
@@ -52,7 +52,7 @@ class Embedded:
         task = task.to(place)
         while ledger.waiting:
             group, checkpoint = ledger.take(self._settled_group_size(ledger, task, place, group_size))
-            self.processes.told((group.trials, checkpoint))
+            self.processes.broadcast((group.trials, checkpoint))
             try:
                 self._train(ledger, task, place, group, checkpoint)
             except OutOfMemory as error:
@@ -72,7 +72,7 @@ class Embedded:
                 ledger.crashed(group, str(error), device_name(place))
             if place.type == "cuda":
                 torch.cuda.empty_cache()
-        self.processes.told(None)
+        self.processes.broadcast(None)
 
     def _train(
         self,
@@ -83,34 +83,34 @@ class Embedded:
         checkpoint: Checkpoint | None,
     ) -> None:
         """Train a group to its end, saving it now and then, and when the watch asks to stop."""
-        run = Run(ledger.study, task, group.trials, device, checkpoint, self.processes)
-        while not run.done:
-            ledger.advanced(group, run.advance(retire=group.hopeless, checkpoint=ledger.wants_checkpoint(group)))
+        trainer = Trainer(ledger.study, task, group.trials, device, checkpoint, self.processes)
+        while not trainer.done:
+            ledger.advanced(group, trainer.advance(retire=group.hopeless, checkpoint=ledger.wants_checkpoint(group)))
             if ledger.watch.stop():
-                run.ask_to_stop()
-            if run.stopping:
-                ledger.save(group, run.checkpoint())
-                self.processes.told()  # the others leave only now: torchrun ends all when one has left
+                trainer.ask_to_stop()
+            if trainer.stopping:
+                ledger.save(group, trainer.checkpoint())
+                self.processes.broadcast()  # the other processes exit only now, because torchrun ends all when one exits
                 raise Interrupted
-        ledger.finished(group, run.results())
+        ledger.finished(group, trainer.results())
 
     def follow(self, study: Experiment, task: Data, device: str, stop: Callable[[], bool]) -> None:
-        """Train what the first process gives out, together with it; it alone keeps the study's folder."""
+        """Train the groups that the first process broadcasts; only the first process writes the study's folder."""
         place = choose_device(device)
         task = task.to(place)
-        while (order := self.processes.told()) is not None:
+        while (order := self.processes.broadcast()) is not None:
             if order == REFUSED:
                 raise Interrupted
             try:
-                run = Run(study, task, order[0], place, order[1], self.processes)
-                while not run.done:
-                    run.advance()
+                trainer = Trainer(study, task, order[0], place, order[1], self.processes)
+                while not trainer.done:
+                    trainer.advance()
                     if stop():
-                        run.ask_to_stop()
-                    if run.stopping:
-                        self.processes.told()
+                        trainer.ask_to_stop()
+                    if trainer.stopping:
+                        self.processes.broadcast()
                         raise Interrupted
-                run.results()
+                trainer.results()
             except OutOfMemory as error:
                 raise UsageError(
                     f"a share of {len(order[0])} trials does not fit into the memory of {place}: {error}"

@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mistrnn.models import Standardisation
+
 Case = NDArray[Any]
 """[time, channels], float32 or float64."""
 
@@ -87,17 +89,16 @@ class Frames:
 
     Args:
         examples: the cases.
-        mean: [C] of the channels.
-        scale: [C]
+        standardisation: of the channels.
         device: where the frames are kept.
     """
 
-    def __init__(self, examples: Examples, mean: Tensor, scale: Tensor, device: torch.device) -> None:
+    def __init__(self, examples: Examples, standardisation: Standardisation, device: torch.device) -> None:
         lengths = [len(case) for case in examples.cases]
         self.lengths = torch.tensor(lengths)
         self.begins = torch.cat([torch.zeros(1, dtype=torch.int64), self.lengths.cumsum(0)[:-1]])
-        shift, factor = mean.cpu().numpy(), scale.cpu().numpy()
-        values = np.concatenate([((case - shift) / factor).astype(np.float32) for case in examples.cases])
+        on_cpu = standardisation.to("cpu")
+        values = np.concatenate([on_cpu.of_array(case).astype(np.float32) for case in examples.cases])
         self.values = torch.from_numpy(values).to(device)
         self.every_step = examples.every_step
         join = torch.cat if self.every_step else torch.stack

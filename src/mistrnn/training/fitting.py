@@ -1,4 +1,4 @@
-"""Networks on people's own data: many trials of a `SequenceNetwork` as one computation, or one of them alone.
+"""Networks on the caller's own data: many trials of a `SequenceNetwork` as one computation, or one of them alone.
 
 AdamW with warm-up and a cosine, clipped gradients, label smoothing, augmentation, one dropout mask per sequence.
 E trials still running, T time, B batch, C channels, K scores, W width.
@@ -18,6 +18,7 @@ from torch.func import functional_call, vmap
 from mistrnn.models import SequenceNetwork
 from mistrnn.models._frames import BatchStatistics
 from mistrnn.models.ensemble import Answer
+from mistrnn.models.standardisation import standardisation_buffers
 from mistrnn.training.examples import Augmentation, Batch, Frames
 from mistrnn.training.optimizers import Optimizer, Tensors, clip
 from mistrnn.training.stacked import StackedTrials
@@ -63,7 +64,7 @@ class NetworkTrials(StackedTrials):
         make: returns the network of a trial, drawn from torch's default generator; all have the same shape.
         trials: their numbers. Everything about a trial follows from its number and the seed.
         recipes: the recipe of each.
-        course: what they share.
+        course: the settings that all trials share.
         train_on: the training cases.
         validate_on: the validation cases; the training loss takes their place if None.
         device: where to compute.
@@ -91,7 +92,7 @@ class NetworkTrials(StackedTrials):
         """Their common shape; it holds no numbers."""
         parameters = _stacked([dict(one.named_parameters()) for one in starts], device)
         buffers = _stacked([_running(one) for one in starts], device)
-        self._fixed = {name: value.to(device) for name, value in starts[0].named_buffers() if name in ("mean", "scale")}
+        self._fixed = {name: value.to(device) for name, value in standardisation_buffers(starts[0]).items()}
         decay = {name: torch.tensor([recipe.weight_decay for recipe in recipes]) for name in parameters}
         for name, value in parameters.items():
             if value.dim() <= 2:  # biases, gains: only matrices decay
@@ -245,15 +246,9 @@ class NetworkTrials(StackedTrials):
 
     def _call(self, parameters: Tensors, buffers: Tensors, inputs: Any, **options: Any) -> tuple[Tensor, Any]:
         found: tuple[Tensor, Any] = functional_call(
-            self.network, {**parameters, **buffers, **self._identity}, (inputs,), options
+            self.network, {**parameters, **buffers}, (inputs,), {**options, "standardised": True}
         )
         return found
-
-    @property
-    def _identity(self) -> Tensors:
-        """The standardisation of inputs that are standardised already."""
-        mean = self._fixed["mean"]
-        return {"mean": torch.zeros_like(mean), "scale": torch.ones_like(mean)}
 
     def _losses(self, scores: Tensor, targets: Tensor, smoothing: Tensor | None) -> Tensor:
         """Return the loss of each target."""
@@ -363,4 +358,5 @@ def _stacked(each: Sequence[Tensors], device: torch.device) -> Tensors:
 
 def _running(network: SequenceNetwork) -> Tensors:
     """Return the buffers that change in training."""
-    return {name: value for name, value in network.named_buffers() if name not in ("mean", "scale")}
+    fixed = standardisation_buffers(network)
+    return {name: value for name, value in network.named_buffers() if name not in fixed}

@@ -13,12 +13,14 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from mistrnn.analysis.gradients import by_tau
-from mistrnn.kernels.products import at_precision
+from mistrnn.errors import UsageError
+from mistrnn.kernels.cuda.matmul_precision import at_precision
 from mistrnn.tasks import IGNORED, Split, Task
 from mistrnn.training.backpropagation import recomputed, truncated
 from mistrnn.training.capture import Captured
 from mistrnn.training.optimizers import Optimizer, Tensors, clip, schedule_factor
 from mistrnn.training.processes import ALONE, Processes
+from mistrnn.training.random_masks import TrialMasks
 from mistrnn.training.stacked import StackedTrials
 from mistrnn.training.study import Study
 
@@ -49,6 +51,9 @@ class Group(StackedTrials):
     ) -> None:
         self.study, self.task, self.device, self._processes = study, task, device, processes
         self.model = study.model(task, device="meta")
+        self._draws = self.model.mask_draws()
+        if processes.count > 1 and task.resets("train", torch.zeros(1, 1, dtype=torch.int64)) is not None:
+            raise UsageError("expected one process with wrapped sequences, whose length is that of the whole batch.")
         self.total_steps, self.validation_interval = study.total_steps, study.validation_interval
         self.keep_last = study.keep == "last"
         starts = [study.initial_parameters(trial, task) for trial in trials]
@@ -96,7 +101,8 @@ class Group(StackedTrials):
         return rows
 
     def evaluate(self, parameters: Tensors, split: Split) -> list[float]:
-        """Return the error of each stacked model on a whole split; what bounds a step's memory does so here, too."""
+        """Return the error of each stacked model on a whole split, within the memory bound of a training step."""
+        self.model.eval()
         every_step = self.task.every_step
         total = torch.zeros(len(next(iter(parameters.values()))), dtype=torch.float64, device=self.device)  # [E]
         count = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -128,8 +134,9 @@ class Group(StackedTrials):
             share = everything.share(self.task.lengths("train", index))
             index = index.gather(1, share)
         inputs, targets = self._batch(index)  # [E, T, B, I], [E, (T,) B]
+        resets = self.task.resets("train", index)  # [E, T, B]
         counts = everything.total(vmap(self.task.count)(targets))[0]  # [E] targets in the whole batch
-        batch = inputs, targets, counts, *self._dropout_masks(inputs, share)
+        batch = inputs, targets, counts, *self._mask_keys(share), *(() if resets is None else (resets,))
         if everything.count == 1:
             clipped, norms, losses = self._captured_or_not(self._clipped_gradients, *batch)
             return clipped, norms, losses.double() / self.study.batch_size
@@ -146,16 +153,13 @@ class Group(StackedTrials):
         inputs, targets = self.task.batch("train", index.new_zeros(index.size(0), 1), self.study.dtype)
         return inputs[:, :, :0], targets[..., :0]
 
-    def _dropout_masks(self, inputs: Tensor, share: Tensor | None) -> tuple[Tensor, ...]:
-        """Return what each trial's readout reads, [E, T, B, H], if the study drops anything: of the whole batch, or a share."""
-        study = self.study
-        if not study.readout_dropout:
-            return ()
-        shape = inputs.size(1), study.batch_size, self.model.layer.output_size
-        masks = [study.dropout_mask(self.records[k].trial, self.step, shape) for k in self.running]
-        if share is not None:
-            masks = [mask[:, places] for mask, places in zip(masks, share.cpu(), strict=True)]
-        return (torch.stack(masks).to(self.device),)
+    def _mask_keys(self, share: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the keys [E, draws] of each trial's masks, and the places [E, b] of the batch or of a share of it."""
+        trials, draws = [self.records[k].trial for k in self.running], range(len(self._draws))
+        rows = [[self.study.mask_key(trial, self.step, draw) for draw in draws] for trial in trials]
+        keys = torch.tensor(rows, dtype=torch.int64).view(len(trials), len(draws))
+        places = torch.arange(self.study.batch_size).expand(len(trials), -1) if share is None else share
+        return keys.to(self.device), places.to(self.device)
 
     def _captured_or_not(self, compute: Callable[..., Any], *batch: Tensor) -> Any:
         """Compute; on a GPU as a recording, one for each shape."""
@@ -169,10 +173,18 @@ class Group(StackedTrials):
         return self._captured[shape](*batch)
 
     def _gradients(
-        self, inputs: Tensor, targets: Tensor, counts: Tensor | None = None, dropout: Tensor | None = None
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        counts: Tensor | None = None,
+        keys: Tensor | None = None,
+        places: Tensor | None = None,
+        resets: Tensor | None = None,
     ) -> tuple[Tensors, Tensor]:
         """Return each trial's gradients and loss [E], with as many steps in memory at once as the study says."""
         study = self.study
+        masks = None if keys is None or places is None else TrialMasks(self._draws, keys, places, study.batch_size)
+        self.model.train()
         backpropagate = recomputed if study.checkpoint_segments else truncated
         with self._arithmetic():
             return backpropagate(
@@ -181,7 +193,8 @@ class Group(StackedTrials):
                 self.parameters,
                 inputs,
                 targets,
-                dropout,
+                None if masks is None else masks.piece,
+                resets,
                 length=study.steps_at_once(inputs.size(1)),
                 counts=counts,
                 sequences=study.batch_size,
@@ -193,6 +206,7 @@ class Group(StackedTrials):
 
     def _measure_gradients(self) -> None:
         """Note how much of the gradient of each sequence's last loss arrives at earlier states, on one validation batch."""
+        self.model.eval()
         index = self.task.order("val")[: self.study.batch_size].to(self.device)
         inputs, targets = self.task.batch("val", index, self.study.dtype)
         every_step = self.task.every_step
@@ -206,7 +220,7 @@ class Group(StackedTrials):
         top = (layer.num_layers - 1) * layer.directions
 
         def loss(probe: Tensor, parameters: Tensors) -> Tensor:
-            others = (probe.detach(),) * (len(layer.state_components) - 1)
+            others = (probe.detach(),) * (len(layer.cell.state) - 1)
             with layer.probed(lambda k, steps, batch: (probe, *others) if k == top else ()):
                 scores, _ = functional_call(self.model, parameters, (inputs,))
             if every_step:

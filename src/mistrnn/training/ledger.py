@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mistrnn.training.early_stopping import judge_of
-from mistrnn.training.run import BEST_SHOWN, Checkpoint, Experiment, Results, Standing
 from mistrnn.training.stacked import part_of
 from mistrnn.training.store import Store
 from mistrnn.training.tensorboard import Log
+from mistrnn.training.trainer import BEST_SHOWN, Checkpoint, Experiment, GroupProgress, Results
 
 
 class Interrupted(Exception):  # noqa: N818 (nothing went wrong)
@@ -52,7 +52,7 @@ class Assignment:
     """Trials that train as one group."""
 
     trials: tuple[int, ...]
-    standing: Standing | None = None
+    progress: GroupProgress | None = None
     """Their progress when last reported."""
     saved: float = field(default_factory=time.monotonic)
     """When their checkpoint was written last."""
@@ -130,17 +130,17 @@ class Ledger:
         self._store.save_checkpoint(group.trials[0], *checkpoint)
         group.saved, group.losses = time.monotonic(), 0
 
-    def advanced(self, group: Assignment, standing: Standing) -> None:
+    def advanced(self, group: Assignment, progress: GroupProgress) -> None:
         """Note where a group stands now, and which of its trials are hopeless."""
-        group.standing = standing
-        if standing.checkpoint is not None:
-            self.save(group, standing.checkpoint)
+        group.progress = progress
+        if progress.checkpoint is not None:
+            self.save(group, progress.checkpoint)
         if self.watch.log is not None:
-            for trial, step, loss, error in standing.points:
+            for trial, step, loss, error in progress.points:
                 self.watch.log.add({"train_loss": loss, "validation_error": error}, step, run=f"trial-{trial}")
         self.watch.report(self._progress())
-        if self._judge is not None and standing.points:
-            group.hopeless = tuple(self._judge.hopeless(standing.points))
+        if self._judge is not None and progress.points:
+            group.hopeless = tuple(self._judge.hopeless(progress.points))
 
     def finished(self, group: Assignment, results: Results) -> None:
         """Keep a group's results."""
@@ -203,7 +203,7 @@ class Ledger:
 
     def _put_back(self, group: Assignment) -> None:
         self._training.remove(group)
-        group.standing = None
+        group.progress = None
         self._missing = sorted({*self._missing, *group.trials})
 
     def group_size(self) -> int | None:
@@ -250,16 +250,16 @@ class Ledger:
         return sorted(found, key=lambda point: (point[1], point[0]))
 
     def _progress(self) -> Progress:
-        standings = [(group, group.standing) for group in self._training if group.standing is not None]
-        taken = sum(len(group.trials) * standing.step for group, standing in standings)
+        standings = [(group, group.progress) for group in self._training if group.progress is not None]
+        taken = sum(len(group.trials) * progress.step for group, progress in standings)
         taken += self._finished * self.study.total_steps
         everything = self._finished + self.waiting + sum(len(group.trials) for group in self._training)
         return Progress(
             step=taken // max(1, everything),
             steps=self.study.total_steps,
             trials=sum(len(group.trials) for group in self._training),
-            running=sum(standing.running for _, standing in standings),
-            diverged=sum(standing.diverged for _, standing in standings),
+            running=sum(progress.running for _, progress in standings),
+            diverged=sum(progress.diverged for _, progress in standings),
             best_errors=tuple(sorted(error for _, s in standings for error in s.best_errors)[:BEST_SHOWN]),
             finished_trials=self._finished,
             all_trials=everything,

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from mistrnn._memory import free_memory
 from mistrnn.errors import UsageError
+from mistrnn.layers.state import state_tensors
 from mistrnn.tasks import Task
 from mistrnn.training.group import evaluation_batch
 from mistrnn.training.model import Model
@@ -18,20 +18,20 @@ SAFE_SHARE = 0.6
 """How much of the free memory a group may be expected to take."""
 
 PLAIN_FACTOR = 4
-"""A vmapped step was measured to take 1.8 (NARX) to 5 times (GRU) what autograd keeps for a single model, in plain form."""
+"""A vmapped step of the reference backend was measured at 1.8 (NARX) to 5 (GRU) times the memory saved for a single model."""
 
 FUSED_FACTOR = 2
-"""The same in fused form: 1.3 (LSTM, GRU) to 2.1 times (MIST)."""
+"""The same in fused backend: 1.3 (LSTM, GRU) to 2.1 times (MIST)."""
 
 CUDA_FACTOR = 5
-"""The same on a GPU, of what the fused form on a CPU keeps: counted 2 (LSTM) to 5 times (MIST, RNN), because a run backwards
+"""The same on a GPU, of what the fused backend on a CPU keeps: counted 2 (LSTM) to 5 times (MIST, RNN), because a run backwards
 writes the gradients of all steps for the products that follow."""
 
 EVALUATION_FACTOR = 6
-"""Validation keeps the states of all steps, as a list and stacked, and what the newest steps are made of."""
+"""Validation keeps the states of all steps, as a list and stacked, and the intermediate tensors of the newest steps."""
 
 FUSED_EVALUATION_FACTOR = 4
-"""The same in fused form: the outputs, the records of a run, and copies in another order."""
+"""The same in fused backend: the outputs, the records of a run, and copies in another order."""
 
 
 class OutOfMemory(Exception):  # noqa: N818
@@ -48,7 +48,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def memory_named(what: str) -> Iterator[None]:
-    """Say what it was that did not fit into memory."""
+    """Name the object that did not fit into memory."""
     try:
         yield
     except (RuntimeError, MemoryError, OverflowError) as error:
@@ -63,14 +63,14 @@ def trials_that_fit(study: Study, task: Task, device: torch.device, share: float
 
 
 def bytes_per_trial(study: Study, task: Task, device: torch.device) -> int:
-    """Return what one trial takes: its parameters with all that is kept beside them, and a step or a validation.
+    """Return the memory of one trial: parameters, optimiser state, best parameters, and one step or validation.
 
-    What the backward pass keeps is measured on one and two sequences, because it is linear in the batch.
+    The saved tensors of the backward pass are measured on one and two sequences, because they are linear in the batch.
     """
     model = study.model(task)
     # Measured on the CPU, in the form that the device will run.
-    fused = model.layer._why_not_fused(torch.empty(0, dtype=study.dtype, device=device)) is None
-    model.layer.form = "auto" if fused else "plain"
+    fused = model.layer.why_not_fused(torch.empty(0, dtype=study.dtype, device=device)) is None
+    model.layer.backend = "auto" if fused else "reference"
     one, two = (_bytes_kept(model, study, task, batch) for batch in (1, 2))
     factor = PLAIN_FACTOR if not fused else FUSED_FACTOR if device.type == "cpu" else CUDA_FACTOR
     step = factor * (one + (two - one) * (study.batch_size - 1)) + _bytes_of_states(model, study, task)
@@ -98,7 +98,7 @@ def _bytes_of_states(model: Model, study: Study, task: Task) -> int:
         return 0
     with torch.no_grad():
         _, state = model(torch.zeros(1, 1, task.input_size, dtype=study.dtype))
-    per_sequence: int = sum(part.numel() * part.element_size() for part in tree_leaves(state))
+    per_sequence: int = sum(part.numel() * part.element_size() for part in state_tensors(state))
     between = -(-task.steps // study.steps_at_once(task.steps)) - 1
     return between * study.batch_size * per_sequence
 

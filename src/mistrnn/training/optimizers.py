@@ -13,6 +13,8 @@ Tensors = dict[str, Tensor]
 ADAM_BETAS = (0.9, 0.999)
 ADAM_EPSILON = 1e-8
 MAX_NORM = 1.0
+HALVINGS = {"halving": 16, "halving-in-12ths": 12}
+"""In the second half of the training, the learning rate is halved at every 16th, or 12th, of all steps."""
 
 
 def clip(gradients: Tensors) -> tuple[Tensors, Tensor]:
@@ -77,12 +79,13 @@ class Optimizer:
 
 
 def schedule_factor(schedule: str, step: int, steps: int) -> float:
-    """Return what the learning rate is multiplied by at a step; the first has number 1."""
-    done = (step - 1) / steps
+    """Return the factor of the learning rate at a step, counted from 1."""
+    done = step - 1
     if schedule == "cosine":
-        return 0.5 * (1 + math.cos(math.pi * done))
-    if schedule == "halving" and done >= 0.5:  # constant for a half, then halved at every sixteenth
-        return 0.5 ** (1 + math.floor((done - 0.5) * 16))
+        return 0.5 * (1 + math.cos(math.pi * done / steps))
+    if schedule in HALVINGS and 2 * done >= steps:  # constant for a half, then halved again and again
+        halvings: int = 1 + (2 * done - steps) * HALVINGS[schedule] // (2 * steps)
+        return 0.5**halvings
     return 1.0
 
 

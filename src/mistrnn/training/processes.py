@@ -52,8 +52,8 @@ class Processes:
         parts = torch.split(flat, [tensor.numel() for tensor in tensors])
         return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
-    def told(self, thing: Any = None) -> Any:
-        """Return what the first process gives; the others give nothing, and wait."""
+    def broadcast(self, thing: Any = None) -> Any:
+        """Return the object of the first process; all processes wait for it."""
         if self.count == 1:
             return thing
         carried = [thing]
@@ -96,7 +96,7 @@ def joined(device: torch.device) -> Processes:
 def _join(device: torch.device) -> None:
     loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
     if loopback and os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
-        # All are on this machine: what they tell each other need not be heard elsewhere.
+        # All processes are on this machine: their traffic stays on the loopback interface.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
         os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback[0])
     if device.type == "cuda":
@@ -110,7 +110,7 @@ def _join(device: torch.device) -> None:
             f"cannot join the other {process_count() - 1} processes that WORLD_SIZE={process_count()} asks for ({error}); "
             "start all of them with torchrun."
         ) from error
-    # Not taken apart after a study: a second meeting through the same store finds what the first has left there.
+    # Not destroyed after a study: a second rendezvous through the same store would find the keys of the first.
 
 
 def leave(status: int) -> None:

@@ -1,4 +1,4 @@
-"""Reading a study's folder, finished or still running, without touching anything in it; `store.py` says what it holds."""
+"""Read a study's folder, finished or still running, without writing to it; `store.py` lists its files."""
 
 import json
 import math
@@ -94,6 +94,13 @@ class Recorded:
             raise UsageError(
                 f"{self._files.at('study.json')}: settings that this version does not know ({error})."
             ) from error
+
+    def row(self) -> str | None:
+        """Return the row of the paper that the study is for, such as table1/mist-139, if its folder stores one."""
+        name = self.settings().get("row")
+        if name is not None and not isinstance(name, str):
+            raise UsageError(f"{self._files.at('study.json')}: expected the name of a row, got {name!r}.")
+        return name
 
     def trials(self) -> list[dict[str, Any]]:
         """Return the finished trials."""
@@ -198,7 +205,7 @@ class Recorded:
             raise UsageError(f"{self._files.at(name)}: not readable ({error}).") from error
 
     def _tensors_and_metadata(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Return what a safetensors file holds: from a disk without a copy of the whole file on the way."""
+        """Return the tensors and the metadata of a safetensors file; on a disk, without a second copy of the file in memory."""
         if isinstance(self.folder, Path):
             with safetensors.safe_open(self.folder / name, framework="pt") as file:
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no iterator)

@@ -1,4 +1,4 @@
-"""A search for settings on people's own data: trials of random settings in two stages, each durable like a study.
+"""A search for settings on the caller's own data: trials of random settings in two stages, each durable like a study.
 
 The race trains every trial for a part of the steps on a part of the cases; half-way the worse half of the trials retires.
 The refit trains the settings of the best trials on all cases, with all steps. Their mean is the model.
@@ -16,10 +16,9 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mistrnn._memory import free_memory
-from mistrnn.models import SequenceNetwork
+from mistrnn.models import SequenceNetwork, Standardisation
 from mistrnn.models.ensemble import Answer
 from mistrnn.training.examples import Augmentation, Examples, Frames
 from mistrnn.training.fitting import Course, NetworkTrials, Recipe
@@ -101,7 +100,7 @@ class Search:
         return cls(**own, recipe=Recipe(**{**recipe, "augmentation": Augmentation(**recipe["augmentation"])}))
 
     def differences(self, other: dict[str, Any]) -> list[str]:
-        """Return what is set differently elsewhere, as `name: there, here`."""
+        """Return the settings that differ, as `name: there, here`."""
         mine, theirs = _flat(self.as_dict()["search"]), _flat(other.get("search", {}))
         names = dict.fromkeys([*mine, *theirs])
         return [
@@ -195,15 +194,13 @@ class SearchData:
     Args:
         train_on: cases to train on.
         validate_on: cases to compare trials by; None in a refit.
-        mean: [C] of the inputs' channels.
-        scale: [C]
+        standardisation: of the inputs.
         arguments: of `SequenceNetwork`, those that all shapes share.
     """
 
     train_on: Examples
     validate_on: Examples | None
-    mean: Tensor
-    scale: Tensor
+    standardisation: Standardisation
     arguments: dict[str, Any]
     data_identity: str = field(init=False)
     needs_data: ClassVar[bool] = True
@@ -221,7 +218,9 @@ class SearchData:
                 digest.update(np.ascontiguousarray(case).tobytes())
                 digest.update(target.numpy().tobytes())
                 digest.update(weight.numpy().tobytes())
-        digest.update(self.mean.numpy().tobytes() + self.scale.numpy().tobytes())
+        mean, scale, arcsinh = self.standardisation
+        for tensor in (mean, scale, *(() if arcsinh is None else (arcsinh.center, arcsinh.knee))):
+            digest.update(tensor.numpy().tobytes())
         named = {name: getattr(value, "__qualname__", value) for name, value in self.arguments.items()}
         digest.update(json.dumps(named, sort_keys=True, default=str).encode())
         self.data_identity = digest.hexdigest()
@@ -230,8 +229,8 @@ class SearchData:
     def to(self, device: torch.device | str) -> "SearchData":
         """Put the cases on a device."""
         place = torch.device(device)
-        held = None if self.validate_on is None else Frames(self.validate_on, self.mean, self.scale, place)
-        self._frames = Frames(self.train_on, self.mean, self.scale, place), held
+        held = None if self.validate_on is None else Frames(self.validate_on, self.standardisation, place)
+        self._frames = Frames(self.train_on, self.standardisation, place), held
         return self
 
     def frames(self, device: torch.device) -> tuple[Frames, Frames | None]:
@@ -246,7 +245,7 @@ class SearchData:
         layer_options = {**self.arguments.get("layer_options", {}), **shape.get("layer_options", {})}
         given = {**self.arguments, **shape, "layer_options": layer_options, "dropout": NOMINAL_DROPOUT}
         network = SequenceNetwork(**given)
-        network.mean, network.scale = self.mean, self.scale
+        network.standardisation = self.standardisation
         return network
 
 

@@ -2,7 +2,7 @@
 
 `StackedTrials` owns everything that every kind of training shares: the optimiser, divergence, validation, the best parameters,
 trials that retire, and snapshots. `group.Group` trains a layer under the paper's protocol, `fitting.NetworkTrials` a network on
-people's own data.
+the caller's own data.
 
 E trials still running.
 """
@@ -122,10 +122,10 @@ class StackedTrials(ABC):
 
     @abstractmethod
     def _after_step(self) -> None:
-        """Do what else belongs to a step, before its validation."""
+        """Finish a step, before its validation."""
 
     def _validate(self) -> None:
-        """Take out the diverged, validate the rest, and keep what is best."""
+        """Remove diverged trials, validate the others, and keep the best parameters of each."""
         diverged = self._diverged_at.tolist()
         mean_losses = (self._loss_sum / self._loss_steps).tolist()
         for row, at in enumerate(diverged):

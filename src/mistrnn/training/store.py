@@ -1,6 +1,6 @@
 """A study's folder, on a disk or at an address. Every write is atomic: a kill or a full disk leaves the last complete file.
 
-study.json                     settings, data and versions
+study.json                     settings, row of the paper, data, and what made it: command, commit, versions, machine
 groups.json                    how many trials train at once
 trials.jsonl                   one line per finished trial
 curves.safetensors             learning curves, as columns: trial, step, train_loss, val_error
@@ -22,10 +22,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from mistrnn.errors import UsageError
-from mistrnn.files import LOCK
+from mistrnn.files import LOCK, LOCK_OWNER
 from mistrnn.training.provenance import about_this_run
 from mistrnn.training.recorded import COLUMNS, FORMAT, Recorded
-from mistrnn.training.run import Experiment
+from mistrnn.training.trainer import Experiment
 
 OWN_FILES = re.compile(r"(study|groups)\.json|trials\.jsonl|(curves|gradients|checkpoint-\d+)\.safetensors")
 CHECKPOINT = re.compile(r"checkpoint-(\d+)\.safetensors")
@@ -39,11 +39,18 @@ class Store(Recorded):
         folder: a path, or an address that fsspec knows, such as s3://bucket/study.
         study: the settings.
         data_identity: a digest of the task's files.
+        row: the row of the paper that the study is for, such as table1/mist-139.
         fresh: forget the study that is there.
     """
 
     def __init__(
-        self, folder: Path | str, study: Experiment, data_identity: str | None = None, *, fresh: bool = False
+        self,
+        folder: Path | str,
+        study: Experiment,
+        data_identity: str | None = None,
+        *,
+        row: str | None = None,
+        fresh: bool = False,
     ) -> None:
         super().__init__(folder)
         try:
@@ -51,7 +58,7 @@ class Store(Recorded):
             self._files.make("models")
             self._files.lock()
             self._remove(half_written_only=not fresh)
-            self._settle(study, data_identity)
+            self._settle(study, data_identity, row)
         except BaseException as error:
             self._files.unlock()
             if isinstance(error, OSError):
@@ -65,26 +72,29 @@ class Store(Recorded):
         self._files.unlock()
 
     def _refuse_foreign_folder(self) -> None:
-        """Nothing is written into, or removed from, a folder that holds other things than a study."""
+        """Raise if the folder holds files but no study: nothing is written there."""
         names = self._files.names()
-        foreign = sorted(set(names) - {LOCK, f"{LOCK}.part", "models", "study.json.part"})
+        ours = {LOCK, f"{LOCK}.part", LOCK_OWNER, f"{LOCK_OWNER}.part", "models", "study.json.part"}
+        foreign = sorted(set(names) - ours)
         if foreign and "study.json" not in names:
             raise UsageError(
                 f"{self.folder} holds other things than a study ({', '.join(foreign[:3])}); use a new or an empty folder."
             )
 
     def _remove(self, *, half_written_only: bool) -> None:
-        """Remove what a killed write left behind, or the whole study; only files that are the study's own."""
+        """Remove the remains of a killed write, or the whole study; other files stay."""
         for inside, pattern in (("", OWN_FILES), ("models", OWN_MODELS)):
             for found in self._files.names(inside):
                 name = found.removesuffix(".part")
                 if pattern.fullmatch(name) and (found != name or not half_written_only):
                     self._files.remove(f"{inside}/{found}" if inside else found)
 
-    def _settle(self, study: Experiment, data_identity: str | None) -> None:
-        """Write the settings, or make sure that they are those of the study that is there."""
+    def _settle(self, study: Experiment, data_identity: str | None, row: str | None) -> None:
+        """Write the settings of a new study, or compare them with the stored ones."""
         if not self._exists("study.json"):
             settings = {"format": FORMAT, "settings": study.as_dict(), "data": data_identity, "about": about_this_run()}
+            if row is not None:
+                settings["row"] = row
             self._write("study.json", (json.dumps(settings, indent=2) + "\n").encode())
             return
         stored = self.settings()
@@ -102,6 +112,16 @@ class Store(Recorded):
                 + "\n  ".join(differences)
                 + f"\nUse another folder, or {again}."
             )
+
+    def note_continuation(self) -> None:
+        """Note the command, the code and the machine that resume the study, unless they are those of the last note."""
+        stored = self.settings()
+        before = stored.get("continued", [])
+        last = before[-1] if before else stored.get("about", {})
+        now = about_this_run()
+        if {**last, "began": None} != {**now, "began": None}:
+            stored["continued"] = [*before, now]
+            self._write("study.json", (json.dumps(stored, indent=2) + "\n").encode())
 
     def group_size(self) -> int | None:
         """Return how many trials of this study train at once, if that has been decided."""

@@ -1,4 +1,4 @@
-"""The settings of a study, and what follows from them for each trial.
+"""The settings of a study, and the learning rate, weights and data order of each trial.
 
 Everything about trial k (its learning rate, its weights, the order of its data) follows from (study seed, k) alone.
 """
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from mistrnn.errors import UsageError
-from mistrnn.layers import LAYERS, Clockwork, layer_class
-from mistrnn.layers._names import check_options
+from mistrnn.layers import LAYERS, Clockwork, RecurrentLayer, layer_class
+from mistrnn.layers.names import check_options, single_bias
 from mistrnn.tasks import Task, task_class
 from mistrnn.training.model import Model
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
-SCHEDULES = ("constant", "cosine", "halving")
+SCHEDULES = ("constant", "cosine", "halving", "halving-in-12ths")
 INITIALIZATIONS = ("normal", "uniform", "groups")
 KEPT = ("best", "last")
 EARLY_STOPS = ("asha",)
@@ -32,13 +32,14 @@ LOWEST_EXPONENT, HIGHEST_EXPONENT = -4.0, 1.0
 """Learning rates are 10^U(-4, 1)."""
 
 
+WITH_FORGET_GATE = ("lstm", "peephole_lstm")
 OWN_OPTIONS = {"delays": ("mist", "narx"), "periods": ("clockwork",)}
 """Arguments that only some layers have."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """Trials of one layer on one task under the paper's protocol, unless told otherwise."""
+    """Trials of one layer on one task; the defaults are the paper's protocol."""
 
     task: str
     layer: str
@@ -56,27 +57,29 @@ class Study:
     schedule: str = "constant"
     weight_decay: float = 0.0
     momentum: float = 0.9
-    """Of sgd."""
+    """Momentum of sgd."""
     initialization: str = "normal"
-    """Of the weights: N(0, 1/H), or uniform in ±0.1. With "groups", Clockwork's groups read themselves with weights of
-    N(0, 1/their units) and the rest as in "normal": by itself, each group then begins like a simple RNN."""
+    """Distribution of the initial weights: N(0, 1/H), or uniform in ±0.1. With "groups", the weights within a Clockwork group
+    are N(0, 1/units of the group), as in a simple RNN of that size, and the other weights are as in "normal"."""
+    forget_bias: float | None = None
+    """Initial bias of the forget gate of lstm and peephole_lstm; 1 if left out."""
     readout_dropout: float = 0.0
-    """Probability of dropping a unit of what the readout reads, at every step, in training."""
+    """Dropout probability of the readout's input, at every step, in training."""
     keep: str = "best"
-    """Which parameters are tested: those of the best validation, or the last."""
+    """The parameters to test: those of the best validation, or the last."""
     precision: str = "high"
     truncate: int | None = None
-    """Cut backpropagation through time after so many steps; the state is handed on."""
+    """Number of steps of truncated backpropagation through time; the state carries over."""
     checkpoint_segments: int | None = None
-    """Keep only the states between so many segments of a sequence, and compute each segment again on the way back: the
-    gradients of all steps, in the memory of a segment."""
+    """Number of segments for activation checkpointing: only the states between segments are kept, and the backward pass
+    recomputes each segment. Gradients are exact, and memory is that of one segment."""
     validate_every: int | None = None
     """Optimisation steps between validations; the task's own number if left out."""
     gradients_every: int | None = None
     """Optimisation steps between measurements of gradient norms (and before the first and after the last); none if left
     out."""
     early_stop: str | None = None
-    """How hopeless trials are given up; none are if left out, as in the paper."""
+    """The rule that stops hopeless trials early; none if left out, as in the paper."""
 
     word: ClassVar[str] = "study"
     """Its name in messages about its folder."""
@@ -116,9 +119,9 @@ class Study:
                 raise UsageError(f"expected {name} among {', '.join(known)}, got {getattr(self, name)!r}.")
         if self.early_stop is not None and self.early_stop not in EARLY_STOPS:
             raise UsageError(f"expected early_stop among {', '.join(EARLY_STOPS)} or none, got {self.early_stop!r}.")
-        for name in ("learning_rate", "weight_decay", "momentum", "readout_dropout"):
+        for name in ("learning_rate", "weight_decay", "momentum", "readout_dropout", "forget_bias"):
             value = getattr(self, name)
-            if value is None and name == "learning_rate":
+            if value is None and name in ("learning_rate", "forget_bias"):
                 continue
             if not isinstance(value, int | float) or isinstance(value, bool):
                 raise UsageError(f"expected {name} to be a number, got {value!r}.")
@@ -129,6 +132,10 @@ class Study:
         for name in ("momentum", "readout_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise UsageError(f"expected 0 <= {name} < 1, got {getattr(self, name)}.")
+        if self.forget_bias is not None and self.layer not in WITH_FORGET_GATE:
+            raise UsageError(
+                f"{self.layer}: expected no forget_bias, because only {' and '.join(WITH_FORGET_GATE)} have it."
+            )
         if self.initialization == "groups" and self.layer != "clockwork":
             raise UsageError(f"{self.layer}: expected no initialization='groups', because only clockwork has groups.")
         for option, owners in OWN_OPTIONS.items():
@@ -140,19 +147,16 @@ class Study:
         if pieces and self.layer_options.get("bidirectional"):
             raise UsageError(
                 f"expected one direction with {pieces[0]}, because the second reads from the end and would begin each piece "
-                "without what comes after it."
+                "without the steps after it."
             )
         for name in ("batch_first", "device", "dtype"):
             if name in self.layer_options:
-                raise UsageError(f"expected no {name} among layer_options, because it is the study's own business.")
-        random = [name for name in ("zoneout", "recurrent_dropout", "dropout") if self.layer_options.get(name)]
-        if random:
-            raise UsageError(
-                f"expected no {', '.join(random)} in a study, because its trials must not depend on each other."
-            )
+                raise UsageError(f"expected no {name} among layer_options, because the study sets it.")
+        if self.layer_options.get("dropout") and self.layer_options.get("num_layers", 1) == 1:
+            raise UsageError("expected num_layers > 1 with dropout, which acts between layers; see readout_dropout.")
         try:
             check_options(layer_class(self.layer), self.layer_options)
-            layer_class(self.layer)(1, self.hidden, **{**self.layer_options, "device": "meta"})
+            self._layer(1, "meta", torch.float32)
         except (ValueError, TypeError, RuntimeError) as error:
             raise UsageError(str(error)) from error
         for name in ("task_settings", "layer_options"):
@@ -202,9 +206,9 @@ class Study:
         return settings
 
     def differences(self, other: dict[str, Any]) -> list[str]:
-        """Return what is set differently elsewhere, as `name: there, here`."""
+        """Return the settings that differ, as `name: there, here`."""
         mine = self.as_dict()
-        # Studies of earlier versions do not name settings that came later: they ran with what is the default now.
+        # Studies of earlier versions lack newer settings: they ran with the present defaults.
         other = {f.name: f.default for f in fields(self) if f.default is not MISSING} | other
         names = [f.name for f in fields(self)] + [name for name in other if name not in mine]
         return [
@@ -221,7 +225,7 @@ class Study:
         return float(10 ** (LOWEST_EXPONENT + (HIGHEST_EXPONENT - LOWEST_EXPONENT) * uniform))
 
     def settings_of(self, trial: int) -> dict[str, Any]:
-        """Return what tells a trial from the others, as its line in trials.jsonl has it."""
+        """Return the settings of one trial that differ between trials, as in its line of trials.jsonl."""
         return {"learning_rate": self.learning_rate_of(trial)}
 
     def stack_of(self, trial: int) -> int:
@@ -235,24 +239,28 @@ class Study:
 
     def model(self, task: Task, device: torch.device | str | None = None) -> Model:
         """Return an untrained model of this study."""
-        layer = layer_class(self.layer)(
-            task.input_size, self.hidden, **self.layer_options, device=device, dtype=self.dtype
-        )
-        return Model(layer, task.output_size, every_step=task.every_step)
+        layer = self._layer(task.input_size, device, self.dtype)
+        return Model(layer, task.output_size, every_step=task.every_step, readout_dropout=self.readout_dropout)
+
+    def _layer(self, inputs: int, device: torch.device | str | None, dtype: torch.dtype) -> RecurrentLayer:
+        kind = layer_class(self.layer)
+        return kind(inputs, self.hidden, **single_bias(kind, self.layer_options), device=device, dtype=dtype)
 
     def initial_parameters(self, trial: int, task: Task) -> dict[str, Tensor]:
         """Return the parameters that a trial starts from, on the CPU, the same in every precision."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(self.seed, trial, "weights"))
-            layer = layer_class(self.layer)(
-                task.input_size, self.hidden, **self.layer_options, device="cpu", dtype=torch.float32
-            )
+            layer = self._layer(task.input_size, "cpu", torch.float32)
             model = Model(layer, task.output_size, every_step=task.every_step)
             if isinstance(layer, Clockwork) and self.initialization == "groups":
                 layer.scale_groups()
+            if self.forget_bias is not None:
+                for name, parameter in layer.named_parameters():
+                    if name.startswith("bias"):  # rows i, f, g, o
+                        parameter.data[self.hidden : 2 * self.hidden] = self.forget_bias
             if self.initialization == "uniform":
                 for name, parameter in model.named_parameters():
-                    if "weight" in name:  # what is severed stays severed
+                    if "weight" in name:  # severed connections stay severed
                         severed = parameter.detach() == 0
                         torch.nn.init.uniform_(parameter, -UNIFORM, UNIFORM)
                         parameter.data.masked_fill_(severed, 0.0)
@@ -263,11 +271,9 @@ class Study:
         generator = torch.Generator().manual_seed(seed_of(self.seed, trial, f"epoch {epoch}"))
         return torch.randperm(size, generator=generator)
 
-    def dropout_mask(self, trial: int, step: int, shape: tuple[int, int, int]) -> Tensor:  # [T, B, H]
-        """Return what a trial's readout reads at an optimisation step: 0, or 1 / (1 - p); whatever T, its first steps agree."""
-        generator = torch.Generator().manual_seed(seed_of(self.seed, trial, f"dropout {step}"))
-        kept = torch.rand(shape, generator=generator) >= self.readout_dropout
-        return kept.to(self.dtype) / (1 - self.readout_dropout)
+    def mask_key(self, trial: int, step: int, draw: int) -> int:
+        """Return the key of one of the random masks of a trial at an optimisation step; see `random_masks`."""
+        return seed_of(self.seed, trial, f"mask {draw} of step {step}")
 
 
 def seed_of(seed: int, trial: int, purpose: str) -> int:

@@ -40,6 +40,7 @@ def run_study(
     study: Study,
     folder: Path | str,
     *,
+    row: str | None = None,
     data: Path | str | None = None,
     device: str = "auto",
     fresh: bool = False,
@@ -53,13 +54,14 @@ def run_study(
     log_dir: str | PathLike[str] | None = None,
     engine: Engine | None = None,
 ) -> list[dict[str, Any]]:
-    """Run what is missing of a study and return all its trials, in order.
+    """Run the missing trials of a study and return all its trials, in order.
 
     Under torchrun, the same call on every process: each trains on its share of every batch, and the first keeps the folder.
 
     Args:
         study: the settings.
         folder: where everything is kept, a path or an address such as s3://bucket/study; the same call again resumes.
+        row: the row of the paper that the study is for, such as table1/mist-139; a new folder stores it.
         data: the folder of a task's files; for `recordings`, one long table, too.
         device: cpu, cuda, cuda:1, … or auto: a GPU if there is one.
         fresh: forget the study that is in the folder.
@@ -101,20 +103,22 @@ def run_study(
             engine = Embedded(processes)
             if processes.rank > 0:
                 engine.follow(study, task, device, stop)
-                return cast("list[dict[str, Any]]", processes.told())
+                return cast("list[dict[str, Any]]", processes.broadcast())
         try:
-            store = held.enter_context(Store(folder, study, task.data_identity, fresh=fresh))
+            store = held.enter_context(Store(folder, study, task.data_identity, row=row, fresh=fresh))
             # After the store, whose folder the log may be in: a new one has nothing else in it.
             log = None if log_dir is None else held.enter_context(Log(log_dir))
             ledger = Ledger(study, store, wanted, Watch(report, say, stop, checkpoint_seconds, log))
+            if ledger.waiting:
+                store.note_continuation()
         except BaseException:
             if isinstance(engine, Embedded):
-                engine.processes.told(REFUSED)
+                engine.processes.broadcast(REFUSED)
             raise
         engine.run(ledger, task, device=device, data=None if data is None else Path(data), group_size=group_size)
         rows = store.trials()
         if isinstance(engine, Embedded):
-            engine.processes.told(rows)
+            engine.processes.broadcast(rows)
         return rows
 
 

@@ -30,7 +30,7 @@ class Log:
     def add(self, values: Mapping[str, float], step: int, run: str = "") -> None:
         """Write some numbers of one step, by name.
 
-        What an earlier process wrote about this and later steps, before it was stopped and resumed, is no longer shown.
+        Points of this and later steps that an interrupted process wrote before are no longer shown.
         """
         if run not in self._writers:
             try:

@@ -9,6 +9,7 @@ import torch
 
 from mistrnn.errors import UsageError
 from mistrnn.models import SequenceNetwork
+from mistrnn.models.standardisation import standardisation_buffers
 from mistrnn.training.embedded import Embedded, Engine
 from mistrnn.training.ledger import Interrupted, Ledger, Progress, Watch
 from mistrnn.training.processes import process_count
@@ -97,7 +98,7 @@ def _run(
     engine: Engine,
     follow: Follow,
 ) -> list[dict[str, Any]]:
-    """Run what is missing of a stage, and return its trials."""
+    """Run the missing trials of a stage, and return all its trials."""
 
     def report(progress: Progress) -> None:
         follow.report(search.stage, progress)
@@ -129,8 +130,7 @@ def _networks(
             recipe = search.recipe_of(trial)
             with torch.random.fork_rng(devices=[]):
                 network = data.network(search.shapes[search.shape_of(trial)])
-            fixed = {"mean": data.mean, "scale": data.scale}
-            network.load_state_dict({**fixed, **store.tensors_of(trial)})
+            network.load_state_dict({**standardisation_buffers(network), **store.tensors_of(trial)})
             network.set_dropout(recipe.dropout)
             network.initialization = recipe.initialization or network.initialization
             networks.append(network.eval())

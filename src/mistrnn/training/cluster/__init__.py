@@ -2,7 +2,7 @@
 
 Workers hold a group in training and nothing else. Every piece of work is a question of the process that runs the study and
 an answer to it: all writing, all decisions and all progress stay in one place, and the study's folder need not be
-reachable from the workers. A worker that dies costs what its group did since its last checkpoint.
+reachable from the workers. A worker that dies loses the steps of its group since the last checkpoint.
 """
 
 from mistrnn.training.cluster.engine import RayEngine

@@ -1,7 +1,6 @@
 """Finding a Ray cluster, or starting one that only this process can reach."""
 
 import contextlib
-import fcntl
 import importlib.util
 import logging
 import os
@@ -14,6 +13,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+
+from filelock import FileLock
 
 from mistrnn.errors import UsageError
 
@@ -28,7 +29,7 @@ LONGEST_PLACE = 30
 """Characters that the system's folder for temporary files may have, so that Ray's names below it fit."""
 
 ON_THIS_MACHINE = {
-    # Ray's own word for "this is no cluster of several machines": all its processes listen on 127.0.0.1 alone.
+    # Ray's setting for a single machine: all its processes listen on 127.0.0.1 alone.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # Connecting takes the token; without one, Ray writes its own into the home folder.
     "RAY_AUTH_MODE": "token",
@@ -112,8 +113,8 @@ def _cluster_here(workers: int | None, cpus_per_worker: int) -> Iterator[ModuleT
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+        lock.release()
         shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
 
 
 def _new_folder() -> str:
@@ -122,23 +123,19 @@ def _new_folder() -> str:
     Sockets take no path beyond about 100 characters, so a long place for temporary files is not used.
     """
     usual = tempfile.gettempdir()
-    place = Path(usual if len(usual) <= LONGEST_PLACE else "/tmp")
+    place = Path(usual if len(usual) <= LONGEST_PLACE or os.name == "nt" else "/tmp")
     for left in place.glob(f"{PREFIX}*/{LOCK}"):
         with contextlib.suppress(OSError):  # of another user, or still in use
-            os.close(_locked(str(left.parent)))
+            _locked(str(left.parent)).release()
             shutil.rmtree(left.parent, ignore_errors=True)
     return tempfile.mkdtemp(prefix=PREFIX, dir=place)
 
 
-def _locked(folder: str) -> int:
-    """Hold a folder for as long as this process lives; OSError if another one does."""
-    descriptor = os.open(f"{folder}/{LOCK}", os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+def _locked(folder: str) -> FileLock:
+    """Hold a folder until the lock is released or this process ends; OSError if another one holds it."""
+    lock = FileLock(f"{folder}/{LOCK}", timeout=0, mode=0o600, thread_local=False)
+    lock.acquire()
+    return lock
 
 
 def make_sure_of_cluster(address: str) -> None:
@@ -155,7 +152,7 @@ def make_sure_of_cluster(address: str) -> None:
         if place != address:
             return  # the client's port knows no health check; connecting to it gives up after half a minute
         asked = subprocess.run(command, capture_output=True, timeout=ANSWER_SECONDS, check=False)
-        answers, reason = asked.returncode == 0, "what is there is no Ray cluster"
+        answers, reason = asked.returncode == 0, "the process there is no Ray cluster"
         if b"uthenticat" in asked.stderr + asked.stdout:
             reason = (
                 "it asks for a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN unless ~/.ray/auth_token holds it"

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mistrnn.training.run import Data
+from mistrnn.training.trainer import Data
 
 Packed = tuple[bytes, list[np.ndarray[Any, Any]]]
 
@@ -40,9 +40,9 @@ def packed(task: Data, pickler: Any = pickle.Pickler) -> Packed:
     return buffer.getvalue(), arrays
 
 
-def unpacked(parts: Packed) -> Data:
+def unpacked(packed_task: Packed) -> Data:
     """Return the task from its parts; it reads the arrays in place."""
-    content, arrays = parts
+    content, arrays = packed_task
     with warnings.catch_warnings():
         # A task's tensors are never written to: shared memory is read-only.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

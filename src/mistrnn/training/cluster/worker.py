@@ -10,33 +10,33 @@ from typing import Any
 import torch
 
 import mistrnn
+from mistrnn._digest import code_digest
 from mistrnn._memory import keep_freed_memory
 from mistrnn.errors import UsageError
 from mistrnn.tasks import Task, register_task
 from mistrnn.training.cluster.shipping import Packed, unpacked
 from mistrnn.training.embedded import choose_device
 from mistrnn.training.memory import OutOfMemory
-from mistrnn.training.provenance import code_digest
-from mistrnn.training.run import (
+from mistrnn.training.study import Study
+from mistrnn.training.sweep import study_task
+from mistrnn.training.trainer import (
     Checkpoint,
     ComputationFailed,
     Data,
+    GroupProgress,
     Results,
-    Run,
-    Standing,
+    Trainer,
     device_name,
     experiment_from,
     fitting_trials,
 )
-from mistrnn.training.study import Study
-from mistrnn.training.sweep import study_task
 
 PIECE_SECONDS = 1.0
-"""How long a worker trains before it answers."""
+"""Seconds of training per request."""
 
 
 @dataclass(frozen=True)
-class Post:
+class WorkerSettings:
     """The settings of a worker."""
 
     study: dict[str, Any]
@@ -52,7 +52,7 @@ class Post:
 
 
 @dataclass(frozen=True)
-class Desk:
+class WorkerInfo:
     """The machine of a worker."""
 
     host: str
@@ -72,7 +72,7 @@ class Failure:
 
 @cache
 def versions() -> dict[str, str]:
-    """Return what must be the same wherever trials of one study run."""
+    """Return the versions that all machines of a study must share."""
     return {
         "mistrnn": f"{mistrnn.__version__} (code {code_digest()})",
         "torch": torch.__version__.split("+")[0],
@@ -80,74 +80,74 @@ def versions() -> dict[str, str]:
 
 
 class Worker:
-    """Answers `Failure` where something is wrong with its place or its computation; dies only when it is killed."""
+    """Trains groups on request; returns `Failure` for errors of its setup or its computation."""
 
-    def __init__(self, post: Post) -> None:
-        self._post = post
-        self._run: Run | None = None
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._trainer: Trainer | None = None
 
-    def settle(self, expected: dict[str, str], parts: Packed | None) -> Desk | Failure:
-        """Make sure that everything is here as it is where the study was started."""
+    def setup(self, expected: dict[str, str], packed_task: Packed | None) -> WorkerInfo | Failure:
+        """Compare versions and data with those of the driver, and load the task."""
         differences = [
             f"{name} {here} here, {expected[name]} there" for name, here in versions().items() if here != expected[name]
         ]
         if differences:
             return self._failure("setup", f"versions differ from where the study was started: {'; '.join(differences)}")
-        post = self._post
+        settings = self._settings
         try:
             keep_freed_memory()
-            torch.set_num_threads(post.threads)
-            if post.own_task is not None:
-                register_task(post.own_task)
-            self._study = experiment_from(post.study)
-            self._device = choose_device(post.device)
-            task = unpacked(parts) if parts else self._own_task()
-            if task.data_identity != post.data_identity:
+            torch.set_num_threads(settings.threads)
+            if settings.own_task is not None:
+                register_task(settings.own_task)
+            self._study = experiment_from(settings.study)
+            self._device = choose_device(settings.device)
+            task = unpacked(packed_task) if packed_task else self._own_task()
+            if task.data_identity != settings.data_identity:
                 return self._failure(
-                    "setup", f"other data here ({task.data_identity}) than there ({post.data_identity})"
+                    "setup", f"other data here ({task.data_identity}) than there ({settings.data_identity})"
                 )
             self._task: Data = task.to(self._device)
-            fits = fitting_trials(self._study, self._task, self._device, 1 / post.neighbours)
+            fits = fitting_trials(self._study, self._task, self._device, 1 / settings.neighbours)
         except UsageError as error:
             return self._failure("setup", str(error))
-        return Desk(platform.node(), device_name(self._device), fits)
+        return WorkerInfo(platform.node(), device_name(self._device), fits)
 
     def _own_task(self) -> Data:
         assert isinstance(self._study, Study)  # the cases of a search are always sent
-        return study_task(self._study, Path(self._post.data) if self._post.data else None)
+        return study_task(self._study, Path(self._settings.data) if self._settings.data else None)
 
-    def begin(self, trials: Sequence[int], checkpoint: Checkpoint | None) -> Standing | Failure:
-        """Take up a group."""
-        self._run = None  # its memory is free before the next is made
+    def begin(self, trials: Sequence[int], checkpoint: Checkpoint | None) -> GroupProgress | Failure:
+        """Start a group, or resume it from a checkpoint."""
+        self._trainer = None  # its memory is free before the next is made
         try:
-            self._run = Run(self._study, self._task, trials, self._device, checkpoint)
-            return self._run.standing()
+            self._trainer = Trainer(self._study, self._task, trials, self._device, checkpoint)
+            return self._trainer.progress()
         except (OutOfMemory, ComputationFailed) as error:
             return self._broken(error)
 
-    def advance(self, retire: Sequence[int], checkpoint: bool) -> Standing | Failure:
-        """Train for a moment."""
-        assert self._run is not None
+    def advance(self, retire: Sequence[int], checkpoint: bool) -> GroupProgress | Failure:
+        """Train for about `PIECE_SECONDS`."""
+        assert self._trainer is not None
         try:
-            return self._run.advance(PIECE_SECONDS, retire, checkpoint=checkpoint)
+            return self._trainer.advance(PIECE_SECONDS, retire, checkpoint=checkpoint)
         except (OutOfMemory, ComputationFailed) as error:
             return self._broken(error)
 
     def checkpoint(self) -> Checkpoint:
-        """Return what another worker can go on from."""
-        assert self._run is not None
-        return self._run.checkpoint()
+        """Return the checkpoint from which another worker resumes."""
+        assert self._trainer is not None
+        return self._trainer.checkpoint()
 
     def results(self) -> Results | Failure:
-        """Return what a group that is done leaves."""
-        assert self._run is not None
+        """Return the results of a finished group."""
+        assert self._trainer is not None
         try:
-            return self._run.results()
+            return self._trainer.results()
         except (OutOfMemory, ComputationFailed) as error:
             return self._broken(error)
 
     def _broken(self, error: Exception) -> Failure:
-        self._run = None
+        self._trainer = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         return self._failure("memory" if isinstance(error, OutOfMemory) else "computation", str(error))

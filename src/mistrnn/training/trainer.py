@@ -1,4 +1,4 @@
-"""One group of trials from its start, or a checkpoint, to its results. No files: it can run wherever its data is."""
+"""One group of trials from its start, or a checkpoint, to its results. It reads and writes no files."""
 
 import contextlib
 import time
@@ -22,7 +22,7 @@ Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]
 """All that changes in a group, as tensors and as JSON."""
 
 Experiment = Study | Search
-"""The settings of trials: under the paper's protocol, or of a search on people's own cases."""
+"""The settings of trials: under the paper's protocol, or of a search on the caller's own cases."""
 Data = Task | SearchData
 """The data that they train on."""
 
@@ -30,11 +30,11 @@ BEST_SHOWN = 3
 
 
 class ComputationFailed(Exception):  # noqa: N818 (it carries the error)
-    """Something broke inside the computation of a group: no fault of the caller's, perhaps not of other groups."""
+    """Something broke inside the computation of a group: other groups may still succeed."""
 
 
 @dataclass(frozen=True)
-class Standing:
+class GroupProgress:
     """The progress of a group."""
 
     step: int
@@ -58,7 +58,7 @@ class Results:
     gradients: dict[int, list[tuple[int, Tensor]]]
 
 
-class Run:
+class Trainer:
     """A group in training."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Run:
         """Whether all of them know that they stop now."""
         return self._group.stop_agreed or (self._processes.count == 1 and self._group.stop_wanted)
 
-    def advance(self, seconds: float = 0.0, retire: Sequence[int] = (), *, checkpoint: bool = False) -> Standing:
+    def advance(self, seconds: float = 0.0, retire: Sequence[int] = (), *, checkpoint: bool = False) -> GroupProgress:
         """Give up the trials to retire, then train: for a step at least, to the next validation or for so long at most."""
         until = time.monotonic() + seconds
         with _failures_named():
@@ -104,14 +104,14 @@ class Run:
                 validated = self._group.advance()
                 if time.monotonic() >= until:
                     break
-        return self.standing(validated=validated, checkpoint=checkpoint)
+        return self.progress(validated=validated, checkpoint=checkpoint)
 
-    def standing(self, *, validated: bool = False, checkpoint: bool = False) -> Standing:
+    def progress(self, *, validated: bool = False, checkpoint: bool = False) -> GroupProgress:
         """Return where the group stands, with the newest points of its curves if it has just been validated."""
         records = self._group.records
         errors = sorted(record.best_error for record in records if record.best_step is not None)
         new = [(r.trial, *r.curve[-1]) for r in records if r.curve and r.curve[-1][0] == self._group.step]
-        return Standing(
+        return GroupProgress(
             step=self._group.step,
             running=len(self._group.running),
             diverged=sum(record.diverged_step is not None for record in records),
@@ -122,7 +122,7 @@ class Run:
         )
 
     def checkpoint(self) -> Checkpoint:
-        """Return what a new run goes on from."""
+        """Return the tensors and the JSON from which another trainer resumes."""
         tensors, rest = self._group.snapshot()
         return tensors, {**rest, "seconds": self._seconds()}
 
@@ -193,7 +193,7 @@ def device_name(device: torch.device) -> str:
 
 @contextlib.contextmanager
 def _failures_named() -> Iterator[None]:
-    """Tell a computation that breaks apart from one that runs out of memory."""
+    """Raise `OutOfMemory` or `ComputationFailed` for errors of the computation."""
     try:
         yield
     except UsageError:  # another process was lost, for example
