@@ -1,1 +1,1 @@
-"""One file per table and figure of the paper: the published values, the exact study, and what to expect."""
+"""One file per table and figure of the paper: the published values, the exact studies, and the expected result."""

@@ -14,7 +14,7 @@ TAU = 21
 
 @dataclass(frozen=True)
 class Architecture:
-    """What one panel shows."""
+    """One panel of the figure."""
 
     name: str
     delays: tuple[int, ...]

@@ -8,8 +8,8 @@ published errors within half a percent or so from seed to seed.
 from collections.abc import Sequence
 from typing import Any
 
-from mistrnn.paper.comparison import Comparison, Published, Row, SeedRun, compare
-from mistrnn.tasks._mnist_files import PUBLISHED
+from mistrnn.paper.comparison import Comparison, Published, Row, StudyResults, compare
+from mistrnn.tasks import PUBLISHED_MNIST
 from mistrnn.training import Study
 
 TITLE = "Table 1: sequential permuted MNIST"
@@ -20,6 +20,7 @@ def _row(
 ) -> Row:
     last = settings.get("last_pixels")
     return Row(
+        table="table1",
         key=f"{layer}-{hidden}" + (f"-last-{last}" if last else ""),
         label=f"{name}, {hidden} units" + (f", last {last} pixels" if last else ""),
         study=Study(task="pmnist", layer=layer, hidden=hidden, task_settings=settings),
@@ -48,6 +49,6 @@ CONTROL_ROWS = (
 """The control in the paper's text: only the last 200 pixels are read. It gives no spread."""
 
 
-def comparison(row: Row, seeds: Sequence[SeedRun]) -> Comparison:
-    """Return a row beside the published one."""
-    return compare(row, seeds, PUBLISHED)
+def comparison(row: Row, seeds: Sequence[StudyResults]) -> Comparison:
+    """Compare a row with the published one."""
+    return compare(row, seeds, PUBLISHED_MNIST)
