@@ -47,7 +47,7 @@ def write_study(
                 "status": "diverged" if lost else "ok",
                 "learning_rate": study.learning_rate_of(trial),
                 "val_error": error,
-                "test_error": None if error is None else error + 0.001,
+                "test_error": None if error is None else 1.01 * error,
                 "best_step": None if error is None else steps[-1],
                 "steps": 7 if lost else study.total_steps,
                 "parameters": 41_726,

@@ -11,10 +11,10 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from mistrnn.errors import UsageError
+from mistrnn.intervals import bootstrap, wilson
 from mistrnn.report import model_page
 from mistrnn.report.evaluation import Evaluation, evaluate_numbers, evaluate_recordings, evaluate_rows
 from mistrnn.report.evaluation_folder import save_evaluation
-from mistrnn.report.intervals import bootstrap, wilson
 from mistrnn.report.model_charts import Axis, Chart, fitted_axis
 from mistrnn.report.model_page import write_model_page
 from mistrnn.report.model_tables import NOTHING

@@ -38,7 +38,10 @@ def test_classifier_reports_what_it_scores(tmp_path: Path) -> None:
     assert "case-11" in (page.parent / "predictions.csv").read_text()
     with pytest.raises(UsageError, match=r"there is a report\.json already"):
         model.report(X, Y, page.parent)
-    assert "MIST, 4 units: 6 cases" in model.report(X[3:9], Y[3:9], str(page.parent), force=True).read_text()
+    assert (
+        "MIST, 4 units, and random convolutions: 6 cases"
+        in model.report(X[3:9], Y[3:9], str(page.parent), force=True).read_text()
+    )
     with pytest.raises(UsageError, match="expected y for 12 cases, as X has, got 3"):
         model.report(X, Y[:3], tmp_path / "other")
     with pytest.raises(UsageError, match="expected 2 channels"):

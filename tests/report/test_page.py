@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             place = folder / "table1" / f"{row.key}-seed-{seed}"
             write_study(place, row.with_settings(seed, None, None), data=PUBLISHED, level=row.published.error * 0.96)
     row = next(row for row in figure3.rows([50]) if row.study.layer == "mist")
-    write_study(folder / "copy", row.with_settings(0, 10, 1000), level=1e-5)
+    write_study(folder / "copy", row.with_settings(0, None, 1000), level=1e-5)
     write_study(folder / HOSTILE.replace("/", "|"), small_study(), gradients=True, name_of_device=HOSTILE)
     write_study(folder / "half", small_study(layer="lstm", layer_options={}), finished=3)
     return folder

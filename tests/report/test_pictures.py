@@ -16,6 +16,7 @@ from mistrnn.report import (
     draw_figure1,
     draw_gradients,
     draw_over_time,
+    draw_weight_gradients,
     predictions,
 )
 from mistrnn.tasks import IGNORED, make_task
@@ -51,6 +52,30 @@ def test_gradients_name_how_far_each_line_reaches(tmp_path: Path) -> None:
     assert "<b>a title</b> & more" in words
     assert png.read_bytes().startswith(PNG)
     assert table.read_text() == "tau,a,b\n0,1.0,1.0\n1,0.5,0.5\n2,0.001,0.02\n"
+
+
+def test_weight_gradients_are_drawn_by_parameter_gate_and_model(tmp_path: Path) -> None:
+    norms = {"weight_ih_l0 i": [1.0, 0.5], "weight_ih_l0 f": [0.1, 0.2], "bias_l0": [0.3, 0.0]}
+    models = {"untrained": norms, "after 3 steps": {name: values[:1] for name, values in norms.items()}}
+    svg, png, table = draw_weight_gradients(models, tmp_path, "weights", title="a title")
+    words = "".join(ET.parse(svg).getroot().itertext())
+    for expected in (
+        "a title",
+        "weight_ih_l0, untrained",
+        "bias_l0, after 3 steps",
+        "norm of the gradient's component",
+    ):
+        assert expected in words
+    assert png.read_bytes().startswith(PNG)
+    header, *rows = table.read_text().splitlines()
+    assert header.startswith('tau,"weight_ih_l0 i, untrained","weight_ih_l0 f, untrained","bias_l0, untrained"')
+    assert rows == ["0,1.0,0.1,0.3,1.0,0.1,0.3", "1,0.5,0.2,0.0,,,"]
+
+
+@pytest.mark.parametrize("values", [[0.0, 0.0], [1.0, float("inf")]])
+def test_weight_gradients_without_anything_to_draw_are_refused(tmp_path: Path, values: list[float]) -> None:
+    with pytest.raises(UsageError, match="there is no gradient to draw: all components are zero, or some are infinite"):
+        draw_weight_gradients({"untrained": {"bias_l0": values}}, tmp_path, "weights", title="")
 
 
 def test_no_line_is_left_out_however_many_there_are(tmp_path: Path) -> None:

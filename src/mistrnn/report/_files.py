@@ -1,4 +1,4 @@
-"""A figure on the disk: as SVG and PNG, with its data beside it as CSV."""
+"""Save a figure as SVG and PNG, with its data as CSV."""
 
 import csv
 import io
@@ -16,7 +16,7 @@ from mistrnn.files import write_whole
 SVG: Any = {"svg.hashsalt": "mistrnn", "svg.fonttype": "none"}
 """The same figure is the same file, and its text stays text."""
 
-# Okabe and Ito's palette, told apart by line style as well.
+# Okabe and Ito's palette, with different line styles as well.
 STYLES = (
     ("#0072B2", "-"),
     ("#D55E00", "--"),
@@ -40,7 +40,7 @@ def save_figure(figure: Figure, folder: Path, name: str, rows: Sequence[Mapping[
         folder.mkdir(parents=True, exist_ok=True)
         save_rows(table, rows)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing from")  # people's own words, in scripts the font lacks
+            warnings.filterwarnings("ignore", "Glyph .* missing from")  # class names in scripts that the font lacks
             with matplotlib.rc_context(SVG):
                 figure.savefig(svg, metadata={"Date": None})
             figure.savefig(png, dpi=150)

@@ -14,9 +14,9 @@ from mistrnn.report.collected import Found
 from mistrnn.tasks import TASKS
 
 MOST_POINTS = 150
-"""On a line: a screen shows no more, and the page stays small."""
+"""Points of a line: a screen shows no more, and the page stays small."""
 MOST_TRIALS = 20
-"""Of the top 10%, so many are drawn one by one."""
+"""Trials of the top 10% that are drawn one by one."""
 LONGEST_TAU = 1_000
 
 Series = dict[str, Any]
@@ -24,7 +24,7 @@ Chart = dict[str, Any]
 
 
 def chart(title: str, x: str, y: str, series: Iterable[Series], **options: Any) -> Chart:
-    """Return a chart; options are xLog, yLog (where it starts), percent (how y is written), and yTop (what is above is cut).
+    """Return a chart; options are xLog, yLog (its lower end), percent (y in percent) and yTop (its upper end).
 
     A series may name its `style`, a number; or else it is its place.
     """
@@ -32,7 +32,7 @@ def chart(title: str, x: str, y: str, series: Iterable[Series], **options: Any) 
 
 
 def rounded(values: Iterable[float | int | None]) -> list[float | None]:
-    """Return numbers with as many digits as a chart shows; what is not finite is left out."""
+    """Return numbers rounded to the digits of a chart; infinities and NaN become None."""
     return [None if v is None or not math.isfinite(v) else float(f"{v:.4g}") for v in values]
 
 
@@ -49,7 +49,7 @@ def trial_lines(found: Found, trials: Iterable[int]) -> list[dict[str, Any]]:
 
 
 def error_axis(found: Found) -> tuple[str, bool]:
-    """Return what the study's errors are called, and whether they are shares, to be written in percent."""
+    """Return the name of the study's error measure, and whether it is a rate, shown in percent."""
     name = TASKS[found.study.task].error_name
     return name, name == "error rate"
 
@@ -109,7 +109,7 @@ def learning_curves(found: Found) -> Chart | None:
 
 
 def error_by_learning_rate(found: Found) -> Chart | None:
-    """Return a point for every trial; those without a validation stand at the top, and say so."""
+    """Return a point for every trial; trials without a validation are at the top, with a note."""
     kinds: dict[str, list[dict[str, Any]]] = {}
     worst = max((t["val_error"] for t in found.trials if t["val_error"] is not None), default=1.0)
     for trial in found.trials:
@@ -166,7 +166,7 @@ def shortest_paths(studies: Sequence[Found], steps: int) -> Chart | None:
         else:
             edges = edges_of(kind(1, 2, **options))  # as many units as are needed: paths are the same with any number
             delays = f"{kind.__name__}, delays {', '.join(map(str, edges))}"
-            name = "RNN, LSTM, GRU" if found.study.layer in ("rnn", "lstm", "gru") else delays
+            name = "RNN, LSTM, GRU" if found.study.layer in ("rnn", "lstm", "peephole_lstm", "gru") else delays
             reached = shortest_path_lengths(edges, taus[-1])[1:]
             lines[name] = [math.nan if length < 0 else length for length in reached.tolist()]
     series = [{"name": name, "lines": [line(taus, values)]} for name, values in lines.items()]

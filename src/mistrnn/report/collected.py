@@ -1,4 +1,4 @@
-"""Studies from any set of folders, as much of each as can be read, and what could not be read in words."""
+"""Collect studies from any set of folders, as far as they are readable, with a message for each unreadable file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mistrnn.errors import UsageError
 from mistrnn.files import folder_at
-from mistrnn.paper.comparison import SeedRun
+from mistrnn.paper.comparison import StudyResults, last_errors
 from mistrnn.training import Recorded, Study, Summary
 
 MOST_STUDIES = 500
@@ -17,7 +17,7 @@ MOST_STUDIES = 500
 
 @dataclass(frozen=True)
 class Found:
-    """One study: its settings and what it has so far."""
+    """One study: its settings and its results so far."""
 
     folder: Path | str
     name: str
@@ -25,24 +25,26 @@ class Found:
     study: Study
     about: dict[str, Any]
     data: str | None
+    row: str | None
+    """The row of the paper that it is for, if its folder stores one."""
     trials: list[dict[str, Any]]
     curves: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
 
     @property
-    def run(self) -> SeedRun:
+    def results(self) -> StudyResults:
         """Its trials, as the paper's tables take them."""
-        return SeedRun(self.study, tuple(self.trials), self.data)
+        return StudyResults(self.study, tuple(self.trials), self.data, last_errors(self.curves))
 
     @property
     def summary(self) -> Summary:
         """Its top 10%."""
-        return self.run.summary
+        return self.results.summary
 
 
 @dataclass(frozen=True)
 class Collected:
-    """Studies, what could not be read, and what a reader should know about those that could."""
+    """Studies, messages about unreadable files, and notes for the reader."""
 
     studies: list[Found]
     problems: list[str]
@@ -119,4 +121,4 @@ def _read(place: Path | str, name: str, problems: list[str]) -> Found:
             problems.append(str(error))
     about = settings.get("about")
     data = settings.get("data")
-    return Found(place, name, study, about if isinstance(about, dict) else {}, data, trials, **parts)
+    return Found(place, name, study, about if isinstance(about, dict) else {}, data, recorded.row(), trials, **parts)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mistrnn.report.intervals import bootstrap, wilson
+from mistrnn.intervals import bootstrap, wilson
 
 TENTHS = tuple(round(0.1 * k, 1) for k in range(1, 11))
 UNLABELLED = -1
@@ -245,7 +245,7 @@ def _wrong_stretches(
     probabilities: Sequence[NDArray[np.float32]],
     classes: Sequence[str],
 ) -> list[dict[str, Any]]:
-    """Return the stretches of one and the same error, by the sum of the probabilities of what was predicted.
+    """Return the stretches of one and the same error, by the sum of the probabilities of the predicted classes.
 
     So long and confident errors come before single rows around a change.
     """

@@ -53,7 +53,7 @@ def check_report_folder(folder: Path, *, force: bool) -> None:
 
 
 def clear_report_folder(folder: Path, *, force: bool) -> None:
-    """Remove an earlier report, which may have had other pictures, where `force` allows it; what else is there stays."""
+    """Remove an earlier report with all its pictures if `force` allows it; other files stay."""
     check_report_folder(folder, force=force)
     try:
         for name in FILES if folder.is_dir() else ():
@@ -75,8 +75,8 @@ def save_evaluation(
     """Write the report into a folder and return its files, the page first.
 
     Args:
-        evaluation: what to write.
-        folder: made if need be; what else is in it stays.
+        evaluation: the evaluation to write.
+        folder: created if missing; other files in it stay.
         title: stands above the page and the pictures.
         about: the model and the data, for the page and for report.json.
         history: a dict for each epoch of the training: epoch, train_loss, validation_loss, best_epoch.

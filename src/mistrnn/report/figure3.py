@@ -47,7 +47,7 @@ def draw_figure3(rows: Sequence[BestCurves], folder: Path) -> list[Path]:
 
 
 def _what_is_shown(rows: Sequence[BestCurves]) -> str:
-    """Return what the lines are, and what the picture leaves out."""
+    """Return a caption: the trials drawn, and the part of the data that the picture cuts."""
     steps, whole = max(row.study.total_steps for row in rows), TASKS["copy"].default_steps
     cut = any(error > most_shown() for row in rows for curve in row.curves for _, error in curve.points)
     return (
@@ -66,8 +66,8 @@ def _draw(axes: Axes, delay: int, rows: Sequence[BestCurves]) -> None:
     )  # fmt: skip
     for row in rows:
         colour, style = STYLES[style_of(row.study)]
-        kept = f", {row.solved_to_the_end} to the end" if row.solved else ""
-        label: str | None = f"{row.label}: {row.solved} of {row.trials} solved{kept}"
+        kept = f", {row.at_the_end.count} at the end" if row.once.count else ""
+        label: str | None = f"{row.label}: {row.once.count} of {row.once.trials} solved{kept}"
         for curve in row.curves:
             steps, errors = zip(*_thinned(curve.points), strict=True)
             axes.plot(steps, errors, color=colour, linestyle=style, linewidth=1.2, alpha=0.8, label=label)

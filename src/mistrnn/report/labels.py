@@ -1,4 +1,4 @@
-"""What a trained model says beside what is true: a confusion matrix, and one recording over time."""
+"""Predictions of a trained model and true labels: a confusion matrix, and one recording over time."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ MOST_NUMBERED = 16
 
 @torch.no_grad()
 def predictions(model: Model, task: Task) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the confusion matrix [true, predicted] of the test set, and truth and prediction [T] of its longest recording."""
+    """Return the confusion matrix [true, predicted] of the test set, and true and predicted labels [T] of its longest one."""
     size = task.output_size
     counts = torch.zeros(size, size, dtype=torch.int64)
     dtype = next(model.parameters()).dtype
@@ -36,7 +36,7 @@ def predictions(model: Model, task: Task) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def draw_confusion(counts: Tensor, classes: Sequence[str], folder: Path, *, title: str) -> list[Path]:
-    """Draw a confusion matrix, each true class as shares of its own, and return the files: SVG, PNG and CSV (the counts)."""
+    """Draw a confusion matrix, normalised by true class, and return the files: SVG, PNG and CSV (the counts)."""
     shares = counts.double() / counts.sum(1, keepdim=True).clamp_min(1)
     side = 3.5 + 0.2 * len(classes)
     figure = Figure(figsize=(side + 1, side), layout="constrained")
@@ -47,7 +47,7 @@ def draw_confusion(counts: Tensor, classes: Sequence[str], folder: Path, *, titl
         colour = "black" if shares[true, found] > 0.5 else "white"
         count = f"{int(counts[true, found]):,}"
         axes.text(found, true, count, ha="center", va="center", color=colour, fontsize=7 if len(count) < 5 else 6)
-    # Classes are people's own words: a $ in them is no formula, and one may be called "true".
+    # Class names are the caller's: a $ in them is no formula, and one may be "true".
     axes.set_xticks(range(len(classes)), classes, rotation=90, fontsize=8, parse_math=False)
     axes.set_yticks(range(len(classes)), classes, fontsize=8, parse_math=False)
     axes.set(xlabel="predicted", ylabel="true", title=title)

@@ -19,7 +19,7 @@ from mistrnn.report.evaluation import (
     evaluate_recordings,
     evaluate_rows,
 )
-from mistrnn.tasks._cases import is_missing
+from mistrnn.tasks import is_missing
 
 Kind = Literal["recordings", "rows", "numbers"]
 """A class for each case, a class for each frame, or a number for each case."""
@@ -28,7 +28,7 @@ NOT_SETTINGS = ("verbose", "log_dir", "search_dir", "engine", "callback", "layer
 
 
 def kind_of(model: Any) -> Kind:
-    """Return what a model predicts."""
+    """Return a model's predictions."""
     if not hasattr(model, "classes_"):
         return "numbers"
     return "recordings" if hasattr(model, "predict_proba_at_every_step") else "rows"
@@ -126,7 +126,8 @@ def title_of(model: Any) -> str:
     kind = layer_class(model.layer) if isinstance(model.layer, str) else model.layer
     title = f"{kind.__name__}, {model.hidden_size} units"
     count = _network_count(model)
-    return title if count == 1 else f"{title}, mean of {count} networks"
+    title = title if count == 1 else f"{title}, mean of {count} networks"
+    return f"{title}, and random convolutions" if getattr(model, "random_features", 0) else title
 
 
 def _network_count(model: Any) -> int:

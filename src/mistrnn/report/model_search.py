@@ -18,7 +18,7 @@ NOT_SETTINGS = (
 
 
 def search_section(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return what the page shows of a search; None without trials.
+    """Return the page's data about a search; None without trials.
 
     Trials are ranked by val_error, their validation loss. Those without a finite one come last.
     """

@@ -1,9 +1,8 @@
-"""The report: one HTML file about any set of studies, which opens offline and asks nobody for anything.
+"""The report: one self-contained HTML file about any set of studies, readable offline.
 
-Tables and words are made here and stand in the file; charts are drawn by `template/page.js` from data beside them.
+Tables and text are rendered here; `template/page.js` draws the charts from embedded data.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,22 +14,22 @@ from mistrnn.errors import UsageError
 from mistrnn.files import write_whole
 from mistrnn.layers import LAYERS
 from mistrnn.paper import figure3, table1, table3, table4
-from mistrnn.paper.comparison import Comparison, Row, SeedRun
+from mistrnn.paper.comparison import Comparison, Row, StudyResults
 from mistrnn.report import charts
 from mistrnn.report._files import refused
 from mistrnn.report._html import part, render
 from mistrnn.report.collected import Found, collect
+from mistrnn.report.texts import NOTHING, error_text, estimate_text, percent, share_text
 from mistrnn.tasks import TASKS
 from mistrnn.training import plus_minus
 
-NOTHING = "\N{EN DASH}"
 COLOURS = 8
-"""Of a chart's series, before they repeat with other dashes."""
+"""Colours of a chart's series, before they repeat with other dashes."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """What was written, and what could not be shown."""
+    """The written page, and messages about studies that it does not show."""
 
     path: Path
     studies: int
@@ -40,13 +39,13 @@ class Built:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: what it says, and what it is sorted by."""
+    """A cell of a table: its text and its sort key."""
 
     text: str
     value: float | str | None = None
     link: str | None = None
     parts: tuple[tuple[str, str], ...] = ()
-    """Words with a link each, instead of the text."""
+    """Texts with a link each, in place of the text."""
 
 
 @dataclass(frozen=True)
@@ -113,40 +112,26 @@ def _steps(found: Found) -> int:
     return int(settings.get("length", settings.get("last_pixels", known.get(found.study.task, 500))))
 
 
-def percent(value: float | None, spread: float | None = None) -> str:
-    """Return an error rate as a person writes it."""
-    if value is None:
-        return NOTHING
-    return plus_minus(100 * value, None if spread is None else 100 * spread, 2)
-
-
-def error_text(found: Found, value: float | None, spread: float | None = None) -> str:
-    """Return an error as the study's task measures it."""
-    if charts.error_axis(found)[1]:
-        return percent(value, spread)
-    if value is None:
-        return NOTHING
-    return f"{value:.4g}" + ("" if spread is None or math.isnan(spread) else f" ± {spread:.2g}")
-
-
 def label(found: Found) -> str:
-    """Return a study's layer and size in words."""
+    """Return a study's layer, size and options."""
     study = found.study
     options = ", ".join(f"{name} {value}" for name, value in study.layer_options.items())
     return f"{LAYERS[study.layer].__name__}, {study.hidden} units" + (f", {options}" if options else "")
 
 
-def _seeds(row: Row, found: Iterable[Found]) -> list[tuple[Found, SeedRun]]:
-    return [(one, one.run) for one in found if row.owns(one.study)]
+def _seeds(row: Row, found: Iterable[Found]) -> list[tuple[Found, StudyResults]]:
+    return [(one, one.results) for one in found if row.owns(one.study, one.row)]
 
 
-def _counted(own: Iterable[tuple[Found, SeedRun]], seeds: Sequence[SeedRun]) -> list[tuple[Found, SeedRun]]:
+def _counted(
+    own: Iterable[tuple[Found, StudyResults]], seeds: Sequence[StudyResults]
+) -> list[tuple[Found, StudyResults]]:
     """Return the studies that a row's numbers come from: one of each seed."""
-    return [(one, run) for one, run in own if any(run is seed for seed in seeds)]
+    return [(one, results) for one, results in own if any(results is seed for seed in seeds)]
 
 
 def _paper_tables(found: Sequence[Found], names: dict[int, str]) -> Iterable[dict[str, Any]]:
-    """Give the paper's tables, ours beside published, to which any study belongs."""
+    """Give each table of the paper that has a study, with published values."""
     for title, rows, comparison in (
         (table1.TITLE, (*table1.ROWS, *table1.CONTROL_ROWS), table1.comparison),
         (table3.TITLE, table3.ROWS, table3.comparison),
@@ -158,7 +143,7 @@ def _paper_tables(found: Sequence[Found], names: dict[int, str]) -> Iterable[dic
 def _paper_table(
     title: str,
     paper_rows: Sequence[Row],
-    comparison: Callable[[Row, Sequence[SeedRun]], Comparison],
+    comparison: Callable[[Row, Sequence[StudyResults]], Comparison],
     found: Sequence[Found],
     names: dict[int, str],
 ) -> dict[str, Any] | None:
@@ -177,8 +162,8 @@ def _paper_table(
     columns = ["layer", "error %, ours", "error %, published", "difference", "verdict", "log10 learning rate, ours"]
     columns += ["log10 learning rate, published", "seeds: top 10% of each", "diverged"]
     caption = (
-        "Test error of the top 10% of trials by validation error, in percent: mean ± deviation over them, as published. "
-        "Of several seeds: the mean of that over random samples of 50 of all their trials, and how much it scatters."
+        "Mean test error of the top 10% of 50 trials by validation error, in percent. Ours: the estimate from the trials of "
+        "all seeds, with a 95% interval (bootstrap over trials). Published, and each seed: mean ± deviation over the top 10%."
     )
     return {
         "title": title,
@@ -192,15 +177,15 @@ def _comparison_cells(result: Comparison, anchors: dict[int, str]) -> list[Cell]
     rate, their_rate = result.log10_learning_rate, published.log10_learning_rate
     each = tuple(
         (
-            f"seed {run.study.seed}: {percent(*run.summary.test_error) if run.summary.top else NOTHING}",
-            anchors[run.study.seed],
+            f"seed {results.study.seed}: {percent(*results.summary.test_error) if results.summary.top else NOTHING}",
+            anchors[results.study.seed],
         )
-        for run in result.seeds
+        for results in result.seeds
     )
     diverged = sum(seed.summary.diverged for seed in result.seeds)
     return [
         Cell(row.label, row.label, each[0][1]),
-        Cell(percent(*result.ours) if result.ours else NOTHING, result.ours[0] if result.ours else None),
+        Cell(estimate_text(result.ours), result.ours.value if result.ours else None),
         Cell(percent(published.error, published.deviation), published.error),
         Cell(_signed(result.difference), result.difference),
         Cell(result.verdict, result.verdict),
@@ -234,14 +219,15 @@ def _figure3(found: Sequence[Found], names: dict[int, str]) -> dict[str, Any] | 
                     Cell(f"{name}, delay {delay}", row.label, f"#{names[id(own[0][0])]}"),
                     Cell(str(delay), delay),
                     Cell(percent(result.best_error), result.best_error),
-                    Cell(f"{result.solved} of {result.trials}", result.solved),
+                    Cell(share_text(result.once), result.once.count),
+                    Cell(share_text(result.at_the_end), result.at_the_end.count),
                     Cell(result.verdict, result.verdict),
                 ]
             )
-            for k, (one, run) in enumerate(own):
+            for k, (one, results) in enumerate(own):
                 lines = charts.trial_lines(one, one.summary.top[: figure3.TOP])
                 if lines:
-                    label = name if len(own) == 1 else f"{name}, seed {run.study.seed}"
+                    label = name if len(own) == 1 else f"{name}, seed {results.study.seed}"
                     # Further seeds have the same colour, and other dashes.
                     style = figure3.style_of(one.study) + COLOURS * k
                     series.append({"name": label, "lines": lines, "style": style})
@@ -258,9 +244,19 @@ def _figure3(found: Sequence[Found], names: dict[int, str]) -> dict[str, Any] | 
             )
     if not rows:
         return None
-    columns = ["layer", "delay", "best validation error %", "trials that solved it", "beside the paper"]
+    columns = [
+        "layer",
+        "delay",
+        "best validation error %",
+        "solved once",
+        "solved at the end",
+        "compared with the paper",
+    ]
     solved, trivial = 100 * figure3.SOLVED, 100 * figure3.trivial_error()
-    caption = f"Solved: a validation error below {solved:.1f}%. Always answering blank has {trivial:.2f}%."
+    caption = (
+        f"Solved: an error below {solved:.1f}%, once by the parameters of the best validation on validation and test set, at "
+        f"the end at the last validation, too; 95% intervals (Wilson) of the share. Always answering blank has {trivial:.2f}%."
+    )
     return {"title": figure3.TITLE, "table": Table(caption, columns, rows), "charts": pictures}
 
 
@@ -314,7 +310,7 @@ def _study_cells(found: Found, anchor: str) -> list[Cell]:
         Cell(error_text(found, *error) if summary.top else NOTHING, error[0] if summary.top else None),
         Cell(error_text(found, best), best),
         Cell(plus_minus(*rate, 2) if summary.top else NOTHING, rate[0] if summary.top else None),
-        Cell(f"{found.run.finished} of {found.study.trials}", found.run.finished),
+        Cell(f"{found.results.finished} of {found.study.trials}", found.results.finished),
         Cell(str(summary.diverged), summary.diverged),
         Cell(f"{found.study.total_steps:,}", found.study.total_steps),
         Cell(str(found.study.seed), found.study.seed),
@@ -324,7 +320,7 @@ def _study_cells(found: Found, anchor: str) -> list[Cell]:
 
 
 def _study(found: Found, anchor: str) -> dict[str, Any]:
-    """Return all that the page says about one study."""
+    """Return the page's data about one study."""
     top = set(found.summary.top)
     columns = ["trial", "learning rate", "validation error", "test error", "best step", "status", "among the top 10%"]
     rows = [
@@ -340,7 +336,7 @@ def _study(found: Found, anchor: str) -> dict[str, Any]:
         for t in found.trials
     ]
     settings = {name: value for name, value in found.study.as_dict().items() if value not in (None, {}, [])}
-    missing = found.study.trials - found.run.finished
+    missing = found.study.trials - found.results.finished
     return {
         "anchor": anchor,
         "name": found.name,
