@@ -5,10 +5,15 @@ from typing import Any
 import numpy as np
 
 from mistrnn import FrameLabeler, SequenceClassifier, SequenceRegressor
+from mistrnn.estimators._fitting import Epoch
+from mistrnn.models import SequenceNetwork
 
 Arrays = tuple[Any, Any]
 
 KINDS = [SequenceClassifier, FrameLabeler, SequenceRegressor]
+
+NO_EPOCH = Epoch(1, 1, 0.1, None, None, 1)
+"""The only epoch of a training that a test leaves out."""
 
 SMALL: dict[str, Any] = {
     "hidden_size": 8,
@@ -41,6 +46,12 @@ def fitted(kind: type, **parameters: Any) -> tuple[Any, Any, Any]:
     """A small estimator of this kind, and what it was fitted on."""
     x, y = data(kind)
     return kind(**{**SMALL, "max_epochs": 4, **parameters}).fit(x, y), x, y
+
+
+def network_of(model: Any) -> SequenceNetwork:
+    """The recurrent network of a model, which may answer together with others."""
+    found: SequenceNetwork = getattr(model.network_, "networks", [model.network_])[0]
+    return found
 
 
 def numbers(model: Any, x: Any) -> Any:

@@ -21,7 +21,7 @@ def models() -> dict[str, Any]:
     """Unfitted models of every kind, with parameters of all sorts."""
     return {
         "classifier": SequenceClassifier(
-            **SMALL, num_layers=2, pooling="last+max", augmentation={"jitter": 0.1, "crop": 0.1}
+            **SMALL, num_layers=2, pooling="last+max", augmentation={"jitter": 0.1, "crop": 0.1}, random_features=84
         ),
         "labeler": FrameLabeler(
             **SMALL, num_layers=1, layer="clockwork", layer_options={"periods": [1, 2]}, class_weight={"high": 2.0}
@@ -29,7 +29,10 @@ def models() -> dict[str, Any]:
         "regressor": SequenceRegressor(
             **SMALL, num_layers=1, layer="lstm", layer_options={"layer_norm": True}, bidirectional=True, pooling="mean"
         ),
-        "ensemble": SequenceClassifier(**SMALL, num_layers=1, layer="gru", pooling="mean+max", n_trials=3, n_best=2),
+        "ensemble": SequenceClassifier(
+            **SMALL, num_layers=1, layer="gru", pooling="mean+max", n_trials=3, n_best=2, random_features=168
+        ),
+        "network": SequenceClassifier(**SMALL, num_layers=1, random_features=0),
     }
 
 

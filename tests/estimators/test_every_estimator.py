@@ -20,7 +20,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from mistrnn import LSTM, FrameLabeler, SequenceClassifier, SequenceRegressor
 from mistrnn.layers import LAYERS
-from tests.estimators.data import KINDS, SMALL, fitted, numbers, slopes, unequal
+from tests.estimators.data import KINDS, SMALL, fitted, network_of, numbers, slopes, unequal
 
 
 class RepeatedLabels(FrameLabeler):
@@ -54,7 +54,7 @@ def test_every_estimator_passes_the_checks_of_scikit_learn(estimator: Any, check
 def test_every_layer_learns(kind: type, layer: str) -> None:
     model, x, y = fitted(kind, layer=layer, max_epochs=20)
     assert model.score(x, y) > 0.8
-    assert [type(own) for own in model.network_.recurrent_layers()] == [LAYERS[layer]]
+    assert [type(own) for own in network_of(model).recurrent_layers()] == [LAYERS[layer]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -65,7 +65,7 @@ def test_the_same_random_state_gives_the_same_model(kind: type, options: Any) ->
     second, _, _ = fitted(kind, layer_options=options)
     other, _, _ = fitted(kind, layer_options=options, random_state=1)
     np.testing.assert_array_equal(first.predict(x), second.predict(x))
-    weights, same, different = (m.network_.head.weight for m in (first, second, other))
+    weights, same, different = (network_of(m).head.weight for m in (first, second, other))
     assert torch.equal(weights, same)
     assert not torch.equal(weights, different)
 

@@ -89,7 +89,7 @@ def test_best_parameters_are_those_of_the_best_epoch(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(_fitting.NetworkTrials, "_validation_errors", remember)
     x, y = noise(200)
-    model = SequenceClassifier(**SMALL, max_epochs=10, early_stopping=True).fit(x, y)
+    model = SequenceClassifier(**SMALL, max_epochs=10, early_stopping=True, random_features=0).fit(x, y)
     assert len(seen) == 10  # without patience to the end
     assert model.best_epoch_ < 10
     state = model.network_.state_dict()
@@ -102,7 +102,7 @@ def test_best_parameters_are_those_of_the_best_epoch(monkeypatch: pytest.MonkeyP
 def test_validation_loss_is_the_weighted_mean_over_what_is_held_out(class_weight: Any) -> None:
     x, y = slopes(40)
     cases, groups, weights = unequal(x), np.r_[np.zeros(30), np.ones(10)], np.random.RandomState(0).rand(40) + 0.5
-    model = SequenceClassifier(**SMALL, max_epochs=1, early_stopping=True, class_weight=class_weight)
+    model = SequenceClassifier(**SMALL, max_epochs=1, early_stopping=True, class_weight=class_weight, random_features=0)
     model.fit(cases, y, weights, groups=groups)
     chances = model.predict_proba(cases)[np.arange(40), np.searchsorted(model.classes_, y)]
     weights = weights * np.where((y == "up") & (class_weight is not None), 3.0, 1.0)
@@ -125,11 +125,11 @@ def test_standardisation_is_learnt_from_what_is_trained_on_alone() -> None:
     model = SequenceClassifier(**SMALL, max_epochs=1, early_stopping=True).fit(x, y, groups=groups)
     means = [x[groups != group].mean((0, 2)) for group in range(10)]
     pairs = [(x[(groups != a) & (groups != b)]).mean((0, 2)) for a in range(10) for b in range(a)]
-    found = model.network_.mean.numpy()
+    found = model.network_.standardisation.mean.numpy()
     assert any(np.allclose(found, mean, atol=1e-12) for mean in means + pairs)
     assert not np.allclose(found, x.mean((0, 2)), atol=1e-12)
     model.set_params(early_stopping=False).fit(x, y, groups=groups)
-    np.testing.assert_allclose(model.network_.mean.numpy(), x.mean((0, 2)))
+    np.testing.assert_allclose(model.network_.standardisation.mean.numpy(), x.mean((0, 2)))
 
 
 def test_several_numbers_are_predicted_in_their_own_units() -> None:

@@ -12,7 +12,7 @@ import torch
 from mistrnn import FrameLabeler
 from mistrnn.estimators import _fitting
 from mistrnn.estimators._plan import course, network_arguments, recipe
-from mistrnn.models import SequenceNetwork
+from mistrnn.models import SequenceNetwork, Standardisation
 from mistrnn.training.examples import Frames
 from tests.estimators.data import SMALL
 
@@ -56,11 +56,11 @@ def test_unlabelled_steps_are_no_part_of_the_loss() -> None:
     examples = model._learn(list(x.transpose(0, 2, 1)), labels, np.ones(20))
     there = ~torch.from_numpy(np.isnan(labels))
     assert torch.equal(torch.stack(list(examples.weights)) > 0, there)
-    mean, scale = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    same = Standardisation(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
 
     def trained(targets: torch.Tensor) -> Any:
-        frames = Frames(replace(examples, targets=list(targets)), mean, scale, place)
-        make = partial(SequenceNetwork, **network_arguments(model, examples))
+        frames = Frames(replace(examples, targets=list(targets)), same, place)
+        make = partial(SequenceNetwork, **network_arguments(model, examples, same))
         network, epochs = _fitting.train(
             make, frames, frames, recipe(model), course(model, examples, seed=0), place, lambda _: False
         )

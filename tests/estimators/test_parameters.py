@@ -10,14 +10,15 @@ from mistrnn import FrameLabeler, SequenceClassifier, SequenceRegressor
 from mistrnn.estimators._plan import network_arguments
 from mistrnn.layers import LAYERS
 from mistrnn.layers.initialization import INITIALIZATIONS
+from mistrnn.models import Standardisation
 from mistrnn.training.examples import Augmentation
-from tests.estimators.data import KINDS, SMALL, data, fitted, numbers, slopes, unequal
+from tests.estimators.data import KINDS, SMALL, data, fitted, network_of, numbers, slopes, unequal
 
 
 @pytest.mark.parametrize(
     ("parameter", "value", "message"),
     [
-        ("layer", "mister", "layer to be one of mist, narx, clockwork, rnn, lstm, gru, got 'mister'"),
+        ("layer", "mister", "layer to be one of mist, narx, clockwork, rnn, lstm, peephole_lstm, gru, got 'mister'"),
         ("layer", dict, "layer to be a layer of mistrnn or its name"),
         ("hidden_size", 0, "hidden_size to be a whole number from 1 on, got 0"),
         ("num_layers", True, "num_layers to be a whole number from 1 on, got True"),
@@ -70,7 +71,7 @@ def test_wrong_parameter_of_one_kind_alone_is_named() -> None:
 @pytest.mark.parametrize("name", INITIALIZATIONS)
 def test_every_initialization_is_that_of_the_layers(name: str) -> None:
     model = fitted(SequenceClassifier, layer="clockwork", initialization=name, max_epochs=1)[0]
-    assert model.network_.initialization == name
+    assert network_of(model).initialization == name
     if name == "groups":
         with pytest.raises(ValueError, match="MIST: expected no initialization 'groups', because only Clockwork"):
             fitted(SequenceClassifier, initialization=name)
@@ -81,7 +82,7 @@ def test_every_initialization_is_that_of_the_layers(name: str) -> None:
 def test_every_pooling_learns(kind: type, pooling: str) -> None:
     model, x, y = fitted(kind, pooling=pooling, max_epochs=25)
     assert model.score(x, y) > 0.8
-    assert model.network_.head.in_features == SMALL["hidden_size"] * (1 + pooling.count("+"))
+    assert network_of(model).head.in_features == SMALL["hidden_size"] * (1 + pooling.count("+"))
 
 
 def test_augmentation_is_a_switch_an_object_or_a_dict() -> None:
@@ -107,7 +108,7 @@ def test_every_augmentation_alone_trains_on_cases_of_unequal_length() -> None:
 
 def test_kernel_is_no_longer_than_the_longest_case() -> None:
     for kernel_size, expected in ((1, 1), (6, 6), (40, 15)):
-        assert fitted(SequenceClassifier, kernel_size=kernel_size, max_epochs=1)[0].network_.kernel_size == expected
+        assert network_of(fitted(SequenceClassifier, kernel_size=kernel_size, max_epochs=1)[0]).kernel_size == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -125,7 +126,7 @@ def test_options_of_the_layers_reach_them(layer: str) -> None:
     options = {"layer_norm": True, "zoneout": 0.2, "recurrent_dropout": 0.1, "bias": False}
     options |= {"periods": [1, 3]} if layer == "clockwork" else {}
     model, x, y = fitted(SequenceClassifier, layer=layer, layer_options=options, max_epochs=20)
-    own = model.network_.recurrent_layers()[0]
+    own = network_of(model).recurrent_layers()[0]
     assert {name: getattr(own, name) for name in options} == {
         **options,
         **({"periods": (1, 3)} if layer == "clockwork" else {}),
@@ -138,16 +139,17 @@ def test_delays_of_mist_reach_as_far_as_the_longest_case(steps: int, delays: int
     model = SequenceClassifier(hidden_size=2)
     model.n_channels_, model.classes_ = 1, np.arange(2)
     examples = type("Cases", (), {"cases": [np.broadcast_to(np.float32(0), (steps, 1))]})
-    assert network_arguments(model, examples)["layer_options"]["delays"] == delays  # 1, 2, 4, ... 2 ** (delays - 1)
-    assert network_arguments(model.set_params(layer_options={"delays": [1, 5]}), examples)["layer_options"] == {
-        "delays": [1, 5]
-    }
+    same = Standardisation(torch.zeros(1), torch.ones(1))
+    # 1, 2, 4, ... 2 ** (delays - 1)
+    assert network_arguments(model, examples, same)["layer_options"]["delays"] == delays
+    model.set_params(layer_options={"delays": [1, 5]})
+    assert network_arguments(model, examples, same)["layer_options"] == {"delays": [1, 5]}
 
 
 def test_delays_reach_no_farther_than_the_pieces_that_are_learnt() -> None:
     x = np.random.RandomState(0).randn(4, 1, 600)
     model = FrameLabeler(**SMALL, max_epochs=1, piece_length=100).fit(x, x[:, 0] > 0)
-    assert max(model.network_.recurrent_layers()[0].delays) == 64
+    assert max(network_of(model).recurrent_layers()[0].delays) == 64
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -16,7 +16,7 @@ from mistrnn.layers import LAYERS
 from mistrnn.layers.initialization import INITIALIZATIONS
 from mistrnn.training.embedded import Embedded
 from mistrnn.training.examples import Augmentation
-from tests.estimators.data import KINDS, SMALL, slopes
+from tests.estimators.data import KINDS, SMALL, network_of, slopes
 
 X, Y = slopes()
 
@@ -72,13 +72,13 @@ def test_parameters_of_all_sorts_are_kept_and_odd_ones_are_named(tmp_path: Path)
     loaded = SequenceClassifier.from_pretrained(tmp_path / "a")
     assert loaded.layer == "mist"
     assert loaded.random_state == 3
-    assert loaded.network_.recurrent_layers()[0].delays == (1, 3, 9)
+    assert network_of(loaded).recurrent_layers()[0].delays == (1, 3, 9)
     new(SequenceClassifier, random_state=np.random.RandomState(0)).save_pretrained(tmp_path / "b")
     assert SequenceClassifier.from_pretrained(tmp_path / "b").random_state is None
     with pytest.raises(ValueError, match="expected log_dir to be something that JSON knows"):
         model.set_params(log_dir=object()).save_pretrained(tmp_path / "c")
     new(SequenceClassifier, layer_options={"delays": range(1, 4)}).save_pretrained(tmp_path / "e")
-    assert SequenceClassifier.from_pretrained(tmp_path / "e").network_.recurrent_layers()[0].delays == (1, 2, 3)
+    assert network_of(SequenceClassifier.from_pretrained(tmp_path / "e")).recurrent_layers()[0].delays == (1, 2, 3)
     new(FrameLabeler, unlabeled=np.nan).save_pretrained(tmp_path / "f")
     assert FrameLabeler.from_pretrained(tmp_path / "f").unlabeled is None
     model.set_params(log_dir=None, layer_options={"delays": [1, 3, 9], "zoneout": object()})
@@ -128,19 +128,20 @@ def test_a_kind_of_ones_own_cannot_be_saved(tmp_path: Path) -> None:
 
 def test_weights_that_hooks_compute_are_refused_and_saved_once_they_are_weights(tmp_path: Path) -> None:
     model = new(SequenceClassifier)
-    layer = model.network_.recurrent_layers()[0]
+    layer = network_of(model).recurrent_layers()[0]
     torch.nn.utils.prune.random_unstructured(layer, "weight_hh_l0", 0.5)
     for write in (lambda: model.save_pretrained(tmp_path), lambda: export_onnx(model, tmp_path / "model.onnx")):
         with pytest.raises(
-            ValueError, match=r"expected plain weights, and blocks\.0\.layer\.weight_hh_l0 is pruned or normalised"
+            ValueError,
+            match=r"expected plain weights, and members\.0\.blocks\.0\.layer\.weight_hh_l0 is pruned or normalised",
         ):
             write()
     assert list(tmp_path.iterdir()) == []
     torch.nn.utils.prune.remove(layer, "weight_hh_l0")
-    torch.nn.utils.parametrizations.weight_norm(model.network_.head, "weight")
-    with pytest.raises(ValueError, match="expected plain weights, and head has parametrised ones"):
+    torch.nn.utils.parametrizations.weight_norm(network_of(model).head, "weight")
+    with pytest.raises(ValueError, match=r"expected plain weights, and members\.0\.head has parametrised ones"):
         model.save_pretrained(tmp_path)
-    torch.nn.utils.parametrize.remove_parametrizations(model.network_.head, "weight")
+    torch.nn.utils.parametrize.remove_parametrizations(network_of(model).head, "weight")
     model.save_pretrained(tmp_path)
     np.testing.assert_array_equal(SequenceClassifier.from_pretrained(tmp_path).predict_proba(X), model.predict_proba(X))
 
@@ -191,7 +192,7 @@ def test_every_initialization_and_both_directions_are_kept(initialization: str, 
     model.save_pretrained(tmp_path)
     loaded = SequenceClassifier.from_pretrained(tmp_path)
     np.testing.assert_array_equal(loaded.predict_proba(X), model.predict_proba(X))
-    assert loaded.network_.initialization == initialization
+    assert network_of(loaded).initialization == initialization
 
 
 def test_callback_and_engine_are_left_out_and_augmentation_becomes_a_dict(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.estimators.data import fitted
 
 @pytest.fixture
 def model_folder(tmp_path: Path) -> Path:
-    fitted(SequenceClassifier, max_epochs=1)[0].save_pretrained(tmp_path)
+    fitted(SequenceClassifier, max_epochs=1, random_features=0)[0].save_pretrained(tmp_path)
     return tmp_path
 
 
@@ -150,3 +150,27 @@ def test_more_networks_than_there_are_weights_for_are_refused(model_folder: Path
         rewrite(model_folder, networks=[network] * count)
         with pytest.raises(ValueError, match=f"this model cannot be rebuilt .*{message}"):
             SequenceClassifier.from_pretrained(model_folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"convolutions": []}, "expected 1 positive weights"),
+        ({"member_weights": [1.0, -1.0]}, "expected 2 positive weights"),
+        ({"member_weights": ["much", 1.0]}, "could not convert"),
+        (
+            {"convolutions": [{"input_size": 2, "output_size": 2, "dilations": [1], "thresholds": [10**9]}]},
+            "size mismatch",
+        ),
+        (
+            {"convolutions": [{"input_size": 2, "output_size": 2, "dilations": [], "thresholds": []}]},
+            "for each dilation",
+        ),
+        ({"convolutions": [{"input_size": 2, "output_size": 3, "dilations": [1], "thresholds": [1]}]}, "another kind"),
+    ],
+)
+def test_convolutions_that_do_not_fit_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    fitted(SequenceClassifier, max_epochs=1, random_features=84)[0].save_pretrained(tmp_path)
+    rewrite(tmp_path, **changes)
+    with pytest.raises(ValueError, match=f"this model cannot be rebuilt .*{message}"):
+        SequenceClassifier.from_pretrained(tmp_path)

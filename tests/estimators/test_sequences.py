@@ -1,6 +1,7 @@
 """What is said about X that is not as it should be, and what is done about it."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -116,8 +117,8 @@ def test_a_table_after_cases_of_one_channel_may_have_any_length() -> None:
 def test_a_constant_channel_is_only_shifted() -> None:
     x = np.concatenate([X, np.full((40, 1, 15), 1e6)], axis=1)
     model = SequenceClassifier(hidden_size=8, max_epochs=30, random_state=0).fit(x, Y)
-    assert model.network_.scale[2] == 1
-    assert model.network_.mean[2] == 1e6
+    assert model.network_.standardisation.scale[2] == 1
+    assert model.network_.standardisation.mean[2] == 1e6
     assert model.score(x, Y) == 1
 
 
@@ -131,24 +132,70 @@ def test_channels_far_from_zero_keep_their_precision() -> None:
 
 def test_standardisation_can_be_left_out() -> None:
     model = SequenceClassifier(hidden_size=4, max_epochs=1, standardize=False).fit(X, Y)
-    assert model.network_.mean.tolist() == [0, 0]
-    assert model.network_.scale.tolist() == [1, 1]
+    assert model.network_.standardisation.mean.tolist() == [0, 0]
+    assert model.network_.standardisation.scale.tolist() == [1, 1]
 
 
 def test_statistics_are_those_of_all_steps_together() -> None:
     cases = as_cases("test", unequal(X))
     together = np.concatenate(cases)
-    mean, scale = statistics("test", cases, [1.0] * 40)
+    mean, scale, arcsinh = statistics("test", cases, [1.0] * 40)
+    assert arcsinh is None
     torch.testing.assert_close(mean, torch.from_numpy(together.mean(0)))
     torch.testing.assert_close(scale, torch.from_numpy(together.std(0)))
     weighted = statistics("test", cases, [3.0] + [1.0] * 39)
-    torch.testing.assert_close(weighted, statistics("test", [cases[0]] * 2 + cases, [1.0] * 42))
+    torch.testing.assert_close(weighted[:2], statistics("test", [cases[0]] * 2 + cases, [1.0] * 42)[:2])
+
+
+def counts(cases: int = 40, steps: int = 60) -> tuple[Any, Any]:
+    """Cases with a channel of counts, most of them 0, and a normal one; the class is in the small counts."""
+    random, y = np.random.RandomState(0), np.arange(cases) % 2
+    small = random.poisson(np.where(y, 6.0, 2.0)[:, None], (cases, steps))
+    spikes = np.where(random.rand(cases, steps) < 0.01, 20_000 * random.rand(cases, steps), 0)
+    quiet = random.rand(cases, steps) < 0.6
+    return np.stack([np.where(quiet, 0, small) + spikes, random.randn(cases, steps)], 1), y
+
+
+def test_channels_with_heavy_tails_are_transformed_around_their_median() -> None:
+    x, _ = counts()
+    mean, scale, arcsinh = statistics("test", list(x.transpose(0, 2, 1)), [1.0] * 40)
+    assert arcsinh is not None
+    values = x[:, 0].ravel()
+    center = np.median(values)
+    assert arcsinh.center.tolist() == [center, 0]
+    assert arcsinh.knee.tolist() == [np.median(np.abs(values - center)[values != center]), 0]
+    transformed = np.arcsinh((values - center) / float(arcsinh.knee[0]))
+    np.testing.assert_allclose(mean.numpy(), [transformed.mean(), x[:, 1].mean()], rtol=1e-12)
+    np.testing.assert_allclose(scale.numpy(), [transformed.std(), x[:, 1].std()], rtol=1e-12)
+    weighted = statistics("test", list(x.transpose(0, 2, 1)), [2.0] + [1.0] * 39)
+    repeated = statistics("test", [x[0].T, *x.transpose(0, 2, 1)], [1.0] * 41)
+    torch.testing.assert_close(weighted[:2], repeated[:2])
+    assert weighted.arcsinh is not None
+    torch.testing.assert_close(dict(weighted.arcsinh.named_buffers()), dict(repeated.arcsinh.named_buffers()))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("random_features", [0, 84])
+def test_classes_in_small_counts_next_to_spikes_are_learnt_streamed_and_saved(
+    random_features: int, tmp_path: Path
+) -> None:
+    x, y = counts(80)
+    model = SequenceClassifier(hidden_size=8, max_epochs=30, random_state=0, random_features=random_features)
+    model.fit(x[:40], y[:40])
+    assert model.score(x[40:], y[40:]) > 0.9
+    live = model.stream()
+    streamed = np.array([live(row).probabilities for row in x[50].T][-1])
+    np.testing.assert_allclose(streamed, model.predict_proba(x[50:51])[0], atol=1e-5)
+    model.save_pretrained(tmp_path)
+    again = SequenceClassifier.from_pretrained(tmp_path)
+    np.testing.assert_array_equal(again.predict_proba(x), model.predict_proba(x))
+    with pytest.raises(ValueError, match="expected numbers less than 1e\\+30 deviations"):
+        model.predict(np.full((1, 2, 5), 1e200))
 
 
 def test_what_is_standardised_is_learnt_from_what_is_trained_on_alone() -> None:
     x = np.concatenate([X] * 4)
     model = SequenceClassifier(hidden_size=4, max_epochs=1, early_stopping=True, random_state=0).fit(x, list(Y) * 4)
-    assert not np.allclose(model.network_.mean.numpy(), x.mean((0, 2)), atol=1e-12)
+    assert not np.allclose(model.network_.standardisation.mean.numpy(), x.mean((0, 2)), atol=1e-12)
 
 
 def test_batches_hold_every_case_once_and_stay_small() -> None:

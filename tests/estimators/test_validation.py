@@ -9,7 +9,7 @@ from mistrnn import FrameLabeler, SequenceClassifier
 from mistrnn.estimators._estimator import SequenceEstimator
 from mistrnn.estimators._holding_out import drawn_cases, drawn_groups
 from mistrnn.training.examples import Examples
-from tests.estimators.data import SMALL, slopes
+from tests.estimators.data import NO_EPOCH, SMALL, slopes
 
 
 @pytest.fixture
@@ -17,10 +17,13 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[Examples | None]:
     """The examples that the last fit, which ends before it begins, would train and validate on."""
     found: list[Examples | None] = []
 
-    def remember(estimator: Any, train_on: Examples, validate_on: Examples | None, *rest: Any) -> None:
+    def remember(estimator: Any, train_on: Examples, validate_on: Examples | None, *rest: Any) -> Any:
         found[:] = [train_on, validate_on]
+        return [], [NO_EPOCH]
 
     monkeypatch.setattr(SequenceEstimator, "_fit_one", remember)
+    for kind in (SequenceEstimator, SequenceClassifier):
+        monkeypatch.setattr(kind, "_completed", lambda *given: None)
     return found
 
 

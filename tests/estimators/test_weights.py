@@ -75,6 +75,8 @@ def test_weights_of_cases_scale_their_losses_and_their_part_of_the_standardisati
     weight = np.where(np.arange(40) < 20, 3.0, 1.0)
     model = SequenceClassifier(**SMALL, max_epochs=1)
     model.fit(x, y, sample_weight=weight)
-    torch.testing.assert_close(model.network_.mean, torch.from_numpy(np.average(x.mean(2), axis=0, weights=weight)))
+    torch.testing.assert_close(
+        model.network_.standardisation.mean, torch.from_numpy(np.average(x.mean(2), axis=0, weights=weight))
+    )
     examples = model._learn(list(x.transpose(0, 2, 1)), y, weight)
     assert [float(own) for own in examples.weights] == weight.tolist()

@@ -30,7 +30,13 @@ class Answer(NamedTuple):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ClassEstimator(SequenceEstimator):
-    """The base of the estimators that predict classes."""
+    """The base of the estimators that predict classes.
+
+    Args:
+        class_weight: how much each class counts: a dict (1 for those that it does not name), "balanced" for the same sum of
+            every class, or None.
+        label_smoothing: the share of each target that is spread over all classes, in training.
+    """
 
     class_weight: ClassWeight = None
     label_smoothing: float = 0.1

@@ -29,7 +29,7 @@ from mistrnn.estimators._settings import check_parameters
 from mistrnn.estimators._stream import EstimatorStream
 from mistrnn.estimators.network import AnyNetwork
 from mistrnn.layers import RecurrentLayer
-from mistrnn.models import Ensemble, SequenceNetwork
+from mistrnn.models import Ensemble, SequenceNetwork, Standardisation
 from mistrnn.models.ensemble import Answer
 from mistrnn.tasks._cases import is_missing
 from mistrnn.training.embedded import Engine, choose_device
@@ -54,7 +54,7 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         initialization: how the layers start: open, normal, uniform or groups (`mistrnn.layers.initialization`).
         dropout: probability of dropping a channel of a residual branch for a whole case, in training.
         standardize: shift and scale each channel to mean 0 and deviation 1 of the training cases. A channel that is constant
-            there is only shifted.
+            there is only shifted. A channel with heavy tails (a kurtosis above 20) is transformed by arcsinh first.
         augmentation: train on randomly changed cases; True for the default `mistrnn.training.examples.Augmentation`, False for
             none, or one of your own (or its arguments as a dict).
         max_epochs: times that all cases are gone through; None for what makes 1,500 minibatches, and at least 10.
@@ -203,9 +203,21 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         seed = int(random.randint(2**31))
         if self.n_trials > 1:
             assert validate_on is not None
-            self._search((train_on, validate_on, examples), seed, report)
+            networks, epochs, trials = self._search((train_on, validate_on, examples), seed, report)
         else:
-            self._fit_one(train_on, validate_on, seed, report)
+            networks, epochs, trials = *self._fit_one(train_on, validate_on, seed, report), None
+        self.network_ = self._completed(networks, examples, groups, seed)
+        self.history_ = [asdict(epoch) for epoch in epochs]
+        self.n_epochs_, self.best_epoch_ = len(epochs), epochs[-1].best_epoch
+        self.__dict__.pop("trials_", None)
+        if trials is not None:
+            self.trials_ = trials
+
+    def _completed(
+        self, networks: Sequence[SequenceNetwork], examples: Examples, groups: NDArray[Any] | None, seed: int
+    ) -> AnyNetwork:
+        """Return the network that answers: the only one, or an ensemble of all."""
+        return networks[0] if len(networks) == 1 else Ensemble(networks, self._answer)
 
     def _fit_one(
         self,
@@ -213,41 +225,41 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         validate_on: Examples | None,
         seed: int,
         report: Callable[[Epoch], bool | None] | None,
-    ) -> None:
+    ) -> tuple[list[SequenceNetwork], list[Epoch]]:
         device = choose_device(str(self.device))
-        mean, scale = self._standardisation(train_on)
-        frames, held = (None if one is None else Frames(one, mean, scale, device) for one in (train_on, validate_on))
+        standardisation = self._standardisation(train_on)
+        frames, held = (
+            None if one is None else Frames(one, standardisation, device) for one in (train_on, validate_on)
+        )
         assert frames is not None
-        arguments = network_arguments(self, train_on)
+        arguments = network_arguments(self, train_on, standardisation)
 
         def make() -> SequenceNetwork:
             network = SequenceNetwork(**arguments)
-            network.mean, network.scale = mean, scale
+            network.standardisation = standardisation
             return network
 
         plan, settings = course(self, train_on, seed), recipe(self)
         epochs = math.ceil(plan.steps / plan.validate_every)
         with followed(epochs, bool(self.verbose), self.log_dir, [report, self.callback]) as follow:
             network, found = _fitting.train(make, frames, held, settings, plan, device, follow, self.patience)
-        self._set_trained(network, found)
-        self.__dict__.pop("trials_", None)
+        return [network], found
 
     def _search(
         self,
         parts: tuple[Examples, Examples, Examples],
         seed: int,
         report: Callable[[Epoch], bool | None] | None,
-    ) -> None:
-        mean, scale = self._standardisation(parts[2])
-        arguments = network_arguments(self, parts[2])
+    ) -> tuple[list[SequenceNetwork], list[Epoch], list[dict[str, Any]]]:
+        standardisation = self._standardisation(parts[2])
+        arguments = network_arguments(self, parts[2], standardisation)
         trials = Trials(
             count=self.n_trials,
             best=self.n_best,
             recipe=recipe(self),
             shapes=search_shapes(arguments),
             arguments=arguments,
-            mean=mean,
-            scale=scale,
+            standardisation=standardisation,
         )
         with followed(None, bool(self.verbose), self.log_dir, [report, self.callback]) as follow:
             found, history = _searching.search(
@@ -261,20 +273,14 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
                 stop=lambda: False,
             )
         device = choose_device(str(self.device))
-        network = found.networks[0] if len(found.networks) == 1 else Ensemble(found.networks, self._answer)
-        self._set_trained(network.to(device).eval(), history)
-        self.trials_ = found.trials
+        return [network.to(device).eval() for network in found.networks], history, found.trials
 
-    def _set_trained(self, network: AnyNetwork, epochs: Sequence[Epoch]) -> None:
-        self.network_ = network
-        self.history_ = [asdict(epoch) for epoch in epochs]
-        self.n_epochs_, self.best_epoch_ = len(epochs), epochs[-1].best_epoch
-
-    def _standardisation(self, examples: Examples) -> tuple[Tensor, Tensor]:
-        """Return mean and scale [C] of the inputs."""
+    def _standardisation(self, examples: Examples) -> Standardisation:
+        """Return the standardisation of the inputs, which may change nothing."""
         if self.standardize:
             return statistics(self._name, examples.cases, examples.case_weights)
-        return torch.zeros(self.n_channels_, dtype=torch.float64), torch.ones(self.n_channels_, dtype=torch.float64)
+        channels = self.n_channels_
+        return Standardisation(torch.zeros(channels, dtype=torch.float64), torch.ones(channels, dtype=torch.float64))
 
     def _held_out(
         self, examples: Examples, groups: NDArray[Any] | None, random: np.random.RandomState
@@ -322,7 +328,7 @@ class SequenceEstimator(BaseEstimator, ABC):  # type: ignore[misc]
                 f"{cases[0].shape[1]}. X is {SHAPES}."
             )
         else:
-            check_distance(self._name, cases, self.network_.mean, self.network_.scale)
+            check_distance(self._name, cases, self.network_.standardisation)
         return cases
 
     def _scores(self, X: Any) -> list[Tensor]:

@@ -109,7 +109,7 @@ def _epochs(trials: NetworkTrials, recipe: Recipe, report: Report, patience: int
 def scores_of(network: AnyNetwork, cases: Sequence[Case], *, every_step: bool | None = None) -> list[Tensor]:
     """Return the scores of each case, [K], or [time, K] at every step; the network's own setting if None."""
     every_step = network.every_step if every_step is None else every_step
-    device = network.mean.device
+    device = network.standardisation.mean.device
     found: list[Tensor] = [torch.empty(0)] * len(cases)
     for chosen in batches(cases, CASES_AT_ONCE, FRAMES_AT_ONCE):
         inputs, lengths = pad([cases[k] for k in chosen])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mistrnn.layers import LAYERS, layer_class
+from mistrnn.models import Standardisation
 from mistrnn.training.examples import Augmentation, Examples
 from mistrnn.training.fitting import Course, Recipe, steps_per_epoch
 
@@ -38,7 +39,9 @@ def recipe(estimator: "SequenceEstimator") -> Recipe:
     )
 
 
-def network_arguments(estimator: "SequenceEstimator", examples: Examples) -> dict[str, Any]:
+def network_arguments(
+    estimator: "SequenceEstimator", examples: Examples, standardisation: Standardisation
+) -> dict[str, Any]:
     """Return the arguments of a `SequenceNetwork` for these cases."""
     longest = max(len(case) for case in examples.cases)
     steps = min(longest, piece_length(estimator) or longest)
@@ -60,6 +63,7 @@ def network_arguments(estimator: "SequenceEstimator", examples: Examples) -> dic
         "layer_options": options,
         "initialization": estimator.initialization,
         "steps": steps,
+        "arcsinh": standardisation.arcsinh is not None,
         "dtype": torch.float32,
     }
 

@@ -1,18 +1,21 @@
 """Fitted estimators in a folder: config.json and model.safetensors, never pickle.
 
-config.json, version 2:
-    format, version   "mistrnn-model", 2
+config.json, version 3:
+    format, version   "mistrnn-model", 3
     mistrnn           the version of the library that wrote it
     kind              SequenceClassifier, FrameLabeler or SequenceRegressor
     parameters        what the estimator was made with
     networks          the arguments of each `SequenceNetwork`: one, or several that answer together
+    convolutions      the arguments of each `RandomConvolutions`, if there are any; they follow the networks in the ensemble
+    member_weights    the share of each member of the ensemble, if there is one
     learnt            classes, or mean and scale of the targets; the channels' names; what training came to
     weights           the SHA-256 of model.safetensors
     digest            the SHA-256 of everything above
 model.safetensors holds the state of the network; mean and scale of the inputs are part of it.
 
-Version 1 has `layer` in place of `networks`: the name, the sizes and all arguments of the one layer of a `Network`. A model
-that was loaded from version 1 is saved as version 1 again. Every change here gets a new version; old versions are still read.
+Version 2 knows no convolutions and only equal shares. Version 1 has `layer` in place of `networks`: the name, the sizes and all
+arguments of the one layer of a `Network`. A model that was loaded from version 1 is saved as version 1 again. Every change here
+gets a new version; old versions are still read.
 """
 
 import contextlib
@@ -37,14 +40,16 @@ from mistrnn.errors import UsageError
 from mistrnn.estimators.network import AnyNetwork, Network, check_plain_weights, layer_arguments
 from mistrnn.files import written_together
 from mistrnn.layers import LAYERS, RecurrentLayer, layer_class
-from mistrnn.models import Ensemble, SequenceNetwork
+from mistrnn.layers.names import single_bias
+from mistrnn.models import Ensemble, RandomConvolutions, SequenceNetwork
+from mistrnn.models.ensemble import Member
 from mistrnn.training.embedded import choose_device
 from mistrnn.training.examples import Augmentation
 
 if TYPE_CHECKING:
     from mistrnn.estimators._estimator import SequenceEstimator
 
-FORMAT, VERSION = "mistrnn-model", 2
+FORMAT, VERSION = "mistrnn-model", 3
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
@@ -142,6 +147,8 @@ def _rebuilt(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> "Seque
     parameters = {name: _from_json(name, value) for name, value in config["parameters"].items()}
     if config["version"] == 1:
         parameters = _of_version_1(parameters)
+    if config["version"] < 3 and config["kind"] == "SequenceClassifier":
+        parameters["random_features"] = 0
     estimator = _kinds()[config["kind"]](**parameters)
     estimator._check_parameters()
     learnt = config["learnt"]
@@ -190,8 +197,13 @@ def _described(network: AnyNetwork) -> dict[str, Any]:
                 "arguments": _to_json("arguments", layer_arguments(layer)),
             }
         }
-    members = network.networks if isinstance(network, Ensemble) else [network]
-    return {"networks": [_to_json("network", member.arguments) for member in members]}
+    if not isinstance(network, Ensemble):
+        return {"networks": [_to_json("network", network.arguments)]}
+    described: dict[str, Any] = {"networks": [_to_json("network", member.arguments) for member in network.networks]}
+    others = [member for member in network.members if isinstance(member, RandomConvolutions)]
+    if others:
+        described["convolutions"] = [_to_json("convolutions", member.arguments) for member in others]
+    return {**described, "member_weights": list(network.weights)}
 
 
 def _network(config: dict[str, Any], outputs: int, estimator: "SequenceEstimator", tensors: int) -> AnyNetwork:
@@ -200,15 +212,21 @@ def _network(config: dict[str, Any], outputs: int, estimator: "SequenceEstimator
         stored = config["layer"]
         if stored["arguments"]["num_layers"] > tensors:
             raise ValueError("more layers than weights")
-        layer = layer_class(stored["name"])(stored["input_size"], stored["hidden_size"], **stored["arguments"])
+        kind = layer_class(stored["name"])
+        layer = kind(stored["input_size"], stored["hidden_size"], **single_bias(kind, stored["arguments"]))
         return Network(layer, outputs, every_step=estimator._every_step, dropout=estimator.dropout)
     stored = config["networks"]
     if sum(one["num_layers"] for one in stored) > tensors:
         raise ValueError("more layers than weights")
-    members = [SequenceNetwork(**one) for one in stored]
+    members: list[Member] = [SequenceNetwork(**one) for one in stored]
+    members += [RandomConvolutions(**one) for one in config.get("convolutions", [])]
     if any(member.output_size != outputs or member.every_step != estimator._every_step for member in members):
         raise ValueError("networks of another kind than the estimator")
-    return members[0] if len(members) == 1 else Ensemble(members, estimator._answer)
+    if len(members) == 1 and "member_weights" not in config:
+        only = members[0]
+        assert isinstance(only, SequenceNetwork)
+        return only
+    return Ensemble(members, estimator._answer, config.get("member_weights"))
 
 
 def _kinds() -> "dict[str, type[SequenceEstimator]]":

@@ -9,9 +9,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from mistrnn.estimators._fitting import Epoch, Report
+from mistrnn.models import Standardisation
 from mistrnn.training.examples import Examples
 from mistrnn.training.fitting import Course, Recipe, schedule
 from mistrnn.training.ledger import Progress
@@ -29,8 +28,7 @@ class Trials:
         recipe: the settings of the first trial, around which those of the others are drawn.
         shapes: arguments of `SequenceNetwork` by which the networks of the trials differ.
         arguments: those that all networks share.
-        mean: [C] of the inputs' channels.
-        scale: [C]
+        standardisation: of the inputs.
     """
 
     count: int
@@ -38,8 +36,7 @@ class Trials:
     recipe: Recipe
     shapes: Sequence[dict[str, Any]]
     arguments: dict[str, Any]
-    mean: Tensor
-    scale: Tensor
+    standardisation: Standardisation
 
     def stage(self, name: str, cases: Examples, held: Examples | None, course: Course) -> tuple[Search, SearchData]:
         """Return the settings and the cases of the race or the refit; `course` is that of a single fit on these cases."""
@@ -57,7 +54,7 @@ class Trials:
             loss=course.loss,
             piece_length=course.piece_length,
         )
-        return settings, SearchData(cases, held, self.mean, self.scale, dict(self.arguments))
+        return settings, SearchData(cases, held, self.standardisation, dict(self.arguments))
 
 
 def search(

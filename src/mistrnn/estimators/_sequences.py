@@ -13,12 +13,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mistrnn.errors import UsageError
+from mistrnn.models import Arcsinh, Standardisation
 from mistrnn.training.examples import Case
 
 SHAPES = "[cases, channels, time], [cases, time] for one channel, or a list of arrays [channels, time]"
 
 FARTHEST = 1e30
 """Deviations from a channel's mean that a network is given: sums over more of them overflow float32."""
+HEAVY_TAILED = 20.0
+"""A channel of a greater kurtosis has heavy tails. A normal distribution has 3."""
 
 
 def is_table(x: Any) -> bool:
@@ -104,10 +107,11 @@ def _as_case(owner: str, number: int, case: Any) -> Case:
     return values.T
 
 
-def check_distance(owner: str, cases: Sequence[Case], mean: Tensor, scale: Tensor) -> None:
-    """Refuse numbers so far from what was learnt that no answer would come of them."""
+def check_distance(owner: str, cases: Sequence[Case], standardisation: Standardisation) -> None:
+    """Refuse numbers so far from the training data that the network's answer would be NaN."""
+    standardisation = standardisation.to("cpu")
     for number, case in enumerate(cases):
-        far = too_far(case, mean, scale)
+        far = too_far(case, standardisation)
         if far.any():
             step, channel = (int(place) for place in np.argwhere(far)[0])
             raise UsageError(
@@ -116,19 +120,51 @@ def check_distance(owner: str, cases: Sequence[Case], mean: Tensor, scale: Tenso
             )
 
 
-def too_far(values: NDArray[Any], mean: Tensor, scale: Tensor) -> NDArray[np.bool_]:
-    """Return which numbers [..., channels] a network cannot be given."""
-    with np.errstate(over="ignore"):
-        far: NDArray[np.bool_] = ~(np.abs((values - mean.cpu().numpy()) / scale.cpu().numpy()) < FARTHEST)
+def too_far(values: NDArray[Any], standardisation: Standardisation) -> NDArray[np.bool_]:
+    """Return which numbers [..., channels] a network cannot be given; the standardisation is on the CPU."""
+    far: NDArray[np.bool_] = ~(np.abs(standardisation.of_array(values)) < FARTHEST)
     return far
 
 
-def statistics(owner: str, cases: Sequence[Case], weights: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Return mean and deviation of each channel over all steps of all cases; the deviation of a constant channel is 1.
+def statistics(owner: str, cases: Sequence[Case], weights: Sequence[float]) -> Standardisation:
+    """Return the standardisation of each channel over all steps of all cases; the deviation of a constant channel is 1.
 
-    >>> statistics("SequenceClassifier", [np.array([[1.0, 5.0], [3.0, 5.0]])], [1.0])
-    (tensor([2., 5.], dtype=torch.float64), tensor([1., 1.], dtype=torch.float64))
+    A channel with heavy tails, of a kurtosis above `HEAVY_TAILED`, is transformed by arcsinh around its median first.
+
+    >>> found = statistics("SequenceClassifier", [np.array([[1.0, 5.0], [3.0, 5.0]])], [1.0])
+    >>> found.mean, found.scale, found.arcsinh
+    (tensor([2., 5.], dtype=torch.float64), tensor([1., 1.], dtype=torch.float64), None)
     """
+    mean, scale, kurtosis = _moments(owner, cases, weights)
+    heavy = np.flatnonzero(kurtosis > HEAVY_TAILED)
+    if not len(heavy):
+        return Standardisation(torch.from_numpy(mean), torch.from_numpy(scale))
+    arcsinh = Arcsinh(len(mean))
+    each = np.repeat(np.asarray(weights, dtype=np.float64), list(map(len, cases)))
+    for channel in heavy:
+        values = np.concatenate([case[:, channel] for case in cases]).astype(np.float64)
+        center = _weighted_median(values, each)
+        distance = np.abs(values - center)
+        # Many values may be equal to the center, such as the zeros of counts.
+        apart = distance > 0
+        arcsinh.center[channel] = center
+        arcsinh.knee[channel] = _weighted_median(distance[apart], each[apart])
+    ones = torch.ones(len(mean), dtype=torch.float64)
+    transform = Standardisation(torch.zeros_like(ones), ones, arcsinh)
+    mean, scale, _ = _moments(owner, [transform.of_array(case) for case in cases], weights)
+    return Standardisation(torch.from_numpy(mean), torch.from_numpy(scale), arcsinh)
+
+
+def _weighted_median(values: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
+    order = np.argsort(values)
+    below = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(below, below[-1] / 2)])
+
+
+def _moments(
+    owner: str, cases: Sequence[Case], weights: Sequence[float]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return mean, deviation and kurtosis of each channel; a constant channel has a deviation of 1 and a kurtosis of 0."""
     pairs = list(zip(weights, cases, strict=True))
     with np.errstate(over="ignore", invalid="ignore"):  # said below
         count = sum(weight * len(case) for weight, case in pairs)
@@ -138,9 +174,11 @@ def statistics(owner: str, cases: Sequence[Case], weights: Sequence[float]) -> t
         channel = int(np.flatnonzero(~(np.isfinite(mean) & np.isfinite(square)))[0])
         raise UsageError(f"{owner}: expected smaller numbers in channel {channel}: their squares overflow.")
     lowest, highest = (np.array([f(case, 0) for case in cases]) for f in (np.min, np.max))
-    varies = highest.max(0) > lowest.min(0)  # the deviation of a constant may be the rounding of its mean
-    scale = np.where(varies & (square > 0), np.sqrt(square), 1.0)
-    return torch.from_numpy(np.asarray(mean)), torch.from_numpy(scale)
+    # The deviation of a constant may be the rounding of its mean.
+    varies = (highest.max(0) > lowest.min(0)) & (square > 0)
+    scale = np.where(varies, np.sqrt(square), 1.0)
+    fourth = sum(weight * np.power((case - mean) / scale, 4).sum(0) for weight, case in pairs) / count
+    return np.asarray(mean), scale, np.where(varies, fourth, 0.0)
 
 
 def pad(cases: Sequence[Case]) -> tuple[Tensor, Tensor]:

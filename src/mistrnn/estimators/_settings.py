@@ -9,8 +9,8 @@ import torch
 
 from mistrnn.errors import UsageError
 from mistrnn.layers import LAYERS, RecurrentLayer, layer_class
-from mistrnn.layers._names import check_options
 from mistrnn.layers.initialization import INITIALIZATIONS
+from mistrnn.layers.names import check_options
 from mistrnn.models._pooling import Pooling
 from mistrnn.training.examples import Augmentation
 
@@ -21,6 +21,9 @@ OWN_ARGUMENTS = (
     "input_size", "hidden_size", "num_layers", "batch_first", "bidirectional", "dropout", "device", "dtype",
 )  # fmt: skip
 """Arguments of a layer that the estimator gives."""
+
+MOST_FEATURES = 100_000
+"""Random features: each case has so many numbers in float64."""
 
 
 def check_parameters(estimator: "SequenceEstimator") -> None:
@@ -97,6 +100,14 @@ def check_pooling(owner: str, pooling: Any) -> None:
         Pooling(pooling)
     except ValueError as error:
         raise UsageError(f"{owner}: {error}") from None
+
+
+def check_random_features(owner: str, value: Any) -> None:
+    """Raise unless it is a number of features that can be."""
+    if not (is_whole(value) or (value == 0 and type(value) is int)) or value > MOST_FEATURES:
+        raise UsageError(
+            f"{owner}: expected random_features to be a whole number from 0 to {MOST_FEATURES:,}, got {value!r}."
+        )
 
 
 def is_whole(value: Any) -> bool:

@@ -21,6 +21,7 @@ class EstimatorStream:
 
     def __init__(self, network: AnyNetwork, spoken: Callable[[Tensor], Any]) -> None:
         self._network, self._spoken = network, spoken
+        self._standardisation, self._device = network.standardisation.to("cpu"), network.standardisation.mean.device
         self._stream = network.stream(1)
         self._fresh = False
         self.rows = 0
@@ -36,13 +37,13 @@ class EstimatorStream:
             )
         if not np.isfinite(values).all():
             raise UsageError(f"expected finite numbers, got {values.tolist()}.")
-        if too_far(values, network.mean, network.scale).any():
+        if too_far(values, self._standardisation).any():
             raise UsageError(
                 f"expected numbers less than {FARTHEST:g} deviations from the mean of what was learnt, got {values.tolist()}."
             )
-        reset = torch.ones(1, dtype=torch.bool, device=network.mean.device) if self._fresh else None
+        reset = torch.ones(1, dtype=torch.bool, device=self._device) if self._fresh else None
         self._fresh = False
-        scores = self._stream(torch.from_numpy(values).unsqueeze(0).to(network.mean.device), reset)
+        scores = self._stream(torch.from_numpy(values).unsqueeze(0).to(self._device), reset)
         self.rows += 1
         return self._spoken(scores[0].cpu())
 

@@ -12,25 +12,32 @@ from sklearn.utils import assert_all_finite, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
+from mistrnn._docstrings import inherits_arguments
 from mistrnn.errors import UsageError
 from mistrnn.estimators import _fitting
 from mistrnn.estimators._classes import ClassEstimator, label_array
-from mistrnn.estimators._settings import check_pooling
+from mistrnn.estimators._convolutions import fit_convolutions
+from mistrnn.estimators._settings import check_pooling, check_random_features
+from mistrnn.estimators.network import AnyNetwork
+from mistrnn.models import Ensemble, SequenceNetwork
 from mistrnn.tasks._cases import is_missing
 from mistrnn.training.examples import Case, Examples
 
 
+@inherits_arguments
 @dataclass(kw_only=True, eq=False, repr=False)
 class SequenceClassifier(ClassifierMixin, ClassEstimator):  # type: ignore[misc]
     """Predicts a class for each sequence: a scikit-learn classifier around a recurrent network, MIST by default.
 
+    Its probabilities are the mean of two members: the recurrent network (or, of a search, the mean of the best), and random
+    convolutions with a ridge classifier (`mistrnn.models.RandomConvolutions`). Both are causal, stream and export.
+
     Args:
         pooling: how a sequence's frames become one vector: some of last, mean and max, joined with +.
-        class_weight: how much each class counts: a dict (1 for those that it does not name), "balanced" for the same sum of
-            every class, or None.
+        random_features: thresholds of the random convolutions, rounded to a multiple of 84; 0 for the recurrent network alone,
+            for example to compare layers.
 
-    The other arguments as in `SequenceEstimator`. X is [cases, channels, time], [cases, time] for one channel, or a list of
-    arrays [channels, time]; y is [cases].
+    X is [cases, channels, time], [cases, time] for one channel, or a list of arrays [channels, time]; y is [cases].
 
     After `fit`: `classes_`, `network_` (the torch module), `history_` (a dict for each epoch), `n_epochs_`, `best_epoch_`,
     `n_channels_`.
@@ -48,10 +55,29 @@ class SequenceClassifier(ClassifierMixin, ClassEstimator):  # type: ignore[misc]
     """
 
     pooling: str = "mean+max"
+    random_features: int = 5000
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
         check_pooling(self._name, self.pooling)
+        check_random_features(self._name, self.random_features)
+
+    def _completed(
+        self, networks: Sequence[SequenceNetwork], examples: Examples, groups: NDArray[Any] | None, seed: int
+    ) -> AnyNetwork:
+        if self.random_features == 0 or len(self.classes_) == 1:
+            return super()._completed(networks, examples, groups, seed)
+        first = networks[0]
+        convolutions = fit_convolutions(
+            examples,
+            groups,
+            len(self.classes_),
+            int(self.random_features),
+            first.standardisation,
+            seed,
+            first.mean.device,
+        )
+        return Ensemble([*networks, convolutions], self._answer, [*[1 / len(networks)] * len(networks), 1])
 
     def _learn(self, cases: Sequence[Case], y: Any, sample_weight: NDArray[np.float64]) -> Examples:
         y = self._labels_of(y)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mistrnn._docstrings import inherits_arguments
 from mistrnn.errors import UsageError
 from mistrnn.estimators._classes import ClassEstimator, label_array
 from mistrnn.estimators._settings import is_whole
@@ -15,18 +16,17 @@ from mistrnn.tasks._cases import is_missing
 from mistrnn.training.examples import Case, Examples
 
 
+@inherits_arguments
 @dataclass(kw_only=True, eq=False, repr=False)
 class FrameLabeler(ClassEstimator):
     """Labels every step of a sequence from what came until then: activities, gestures, sounds.
 
     Args:
-        class_weight: how much each class counts: a dict (1 for those that it does not name), "balanced" for the same sum of
-            every class, or None.
         unlabeled: the label that means that a step has none; NaN and None always do. Such steps are read and not learnt.
         piece_length: train on pieces of at most this many steps, cut anew in every epoch; None for whole cases.
 
-    The other arguments as in `SequenceEstimator`. X is [cases, channels, time] or a list of arrays [channels, time]; y is
-    [cases, time] or a list of arrays [time]. `predict` returns the same.
+    X is [cases, channels, time] or a list of arrays [channels, time]; y is [cases, time] or a list of arrays [time]. `predict`
+    returns the same.
 
     >>> import numpy as np
     >>> from mistrnn import FrameLabeler

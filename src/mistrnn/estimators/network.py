@@ -10,13 +10,14 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from mistrnn.errors import UsageError
 from mistrnn.layers import RecurrentLayer
-from mistrnn.layers._hooked import hooked_names
-from mistrnn.layers._state import State
+from mistrnn.layers.state import State
+from mistrnn.layers.weight_hooks import hooked_weight_names
 from mistrnn.models import Ensemble, SequenceNetwork
+from mistrnn.models.standardisation import StandardisedModule
 from mistrnn.training.model import Model
 
 
-class Network(Model):
+class Network(StandardisedModule, Model):
     """Scores for each step [T, B, K], or for each whole sequence [B, K], from what was measured, [T, B, C].
 
     The inputs are shifted by `mean` and divided by `scale`, both [C], in float64: a signal may be far from zero. The scores
@@ -28,14 +29,10 @@ class Network(Model):
     torch.Size([3, 4])
     """
 
-    mean: Tensor
-    scale: Tensor
-
     def __init__(self, layer: RecurrentLayer, output_size: int, *, every_step: bool, dropout: float = 0.0) -> None:
         super().__init__(layer, output_size, every_step=every_step)
         self.dropout = dropout
-        self.register_buffer("mean", torch.zeros(layer.input_size, dtype=torch.float64))
-        self.register_buffer("scale", torch.ones(layer.input_size, dtype=torch.float64))
+        self.register_standardisation(layer.input_size)
 
     @property
     def input_size(self) -> int:
@@ -54,7 +51,7 @@ class Network(Model):
 
     def standardised(self, input: Tensor) -> Tensor:
         """Return the input as the layer reads it."""
-        return ((input.to(self.mean.dtype) - self.mean) / self.scale).to(self.readout.weight.dtype)
+        return self.standardisation(input).to(self.readout.weight.dtype)
 
     def forward(  # type: ignore[override]
         self,
@@ -95,7 +92,7 @@ AnyNetwork = Network | SequenceNetwork | Ensemble
 
 def check_plain_weights(network: AnyNetwork) -> None:
     """Refuse weights that are computed from others: a file would hold those, and nothing of how."""
-    if hooked := hooked_names(network):
+    if hooked := hooked_weight_names(network):
         raise UsageError(
             f"expected plain weights, and {hooked[0]} is pruned or normalised by a hook; make it a weight first "
             "(torch.nn.utils.prune.remove, remove_weight_norm, remove_spectral_norm)."

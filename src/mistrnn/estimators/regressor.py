@@ -12,6 +12,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils import check_array
 from torch import Tensor
 
+from mistrnn._docstrings import inherits_arguments
 from mistrnn.errors import UsageError
 from mistrnn.estimators._estimator import SequenceEstimator, Spoken
 from mistrnn.estimators._settings import check_pooling
@@ -19,6 +20,7 @@ from mistrnn.models.ensemble import Answer
 from mistrnn.training.examples import Case, Examples
 
 
+@inherits_arguments
 @dataclass(kw_only=True, eq=False, repr=False)
 class SequenceRegressor(RegressorMixin, SequenceEstimator):  # type: ignore[misc]
     """Predicts a number, or several, for each sequence, by least squares on standardised targets.
@@ -26,8 +28,8 @@ class SequenceRegressor(RegressorMixin, SequenceEstimator):  # type: ignore[misc
     Args:
         pooling: how a sequence's frames become one vector: some of last, mean and max, joined with +.
 
-    The other arguments as in `SequenceEstimator`. X is [cases, channels, time], [cases, time] for one channel, or a list of
-    arrays [channels, time]; y is [cases] or [cases, numbers].
+    X is [cases, channels, time], [cases, time] for one channel, or a list of arrays [channels, time]; y is [cases] or [cases,
+    numbers].
 
     >>> import numpy as np
     >>> from mistrnn import SequenceRegressor

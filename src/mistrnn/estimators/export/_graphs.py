@@ -13,6 +13,8 @@ from mistrnn.estimators.export._layers import OPEN_RUN, ScanBody, ScanLayer, Ste
 from mistrnn.estimators.export._tracing import OPSET, TRACED_CASES, TRACED_STEPS, traced
 from mistrnn.estimators.network import AnyNetwork, Network
 from mistrnn.layers import RecurrentLayer
+from mistrnn.layers.backends import project
+from mistrnn.layers.state import state_tensors
 from mistrnn.models._frames import ForwardPass
 from mistrnn.models.network import ResidualBlock
 
@@ -59,10 +61,10 @@ def initial_state(network: AnyNetwork, batch_size: int) -> dict[str, Tensor]:
     """Return the state before the first step by name."""
     if not isinstance(network, Network):
         return dict(zip(network.state_names, network.initial_state(batch_size), strict=True))
-    form = network.layer._state_form(batch_size)
-    state = form.pack(form.unpack(None, network.readout.weight.detach()))
-    names = form.components + (("clock",) if form.has_clock else ())
-    return dict(zip(names, state if isinstance(state, tuple) else (state,), strict=True))
+    layout = network.layer.state_layout(batch_size)
+    state = state_tensors(layout.pack(layout.zeros(network.readout.weight.detach())))
+    names = layout.components + (("clock",) if layout.has_clock else ())
+    return dict(zip(names, state, strict=True))
 
 
 def batch_axis(part: Tensor) -> int:
@@ -125,7 +127,7 @@ class _Step(nn.Module):
         every_step = True if isinstance(network, Network) else network.every_step
         scores, after = network(x.unsqueeze(0), state, every_step=every_step)
         scores = scores.squeeze(0) if every_step else scores
-        return self.prediction(scores), *(after if isinstance(after, tuple) else (after,))
+        return self.prediction(scores), *state_tensors(after)
 
 
 class _Sequences(nn.Module):
@@ -158,11 +160,11 @@ def _body_graph(layer: RecurrentLayer, index: int, name: str) -> "onnx.GraphProt
     """Return one step of one layer and direction as a graph whose names no other one has."""
     from onnx.compose import add_prefix_graph
 
-    weights = layer._all_weights()[0]
+    weights = layer.all_cell_weights()[0]
     like = weights["weight_hh"]
-    part = layer._state_form(TRACED_CASES).unpack(None, like)[index]
-    names = [*layer.state_components, *(["clock"] if layer.has_clock else [])]
-    projected = layer._project(like.new_zeros(TRACED_CASES, layer.input_size), weights)
+    part = layer.state_layout(TRACED_CASES).unpack(None, like)[index]
+    names = [*layer.cell.state, *(["clock"] if layer.cell.has_clock else [])]
+    projected = project(like.new_zeros(TRACED_CASES, layer.input_size), weights)
     model = traced(
         ScanBody(layer, index),
         (part, projected, torch.ones(TRACED_CASES, dtype=torch.bool)),

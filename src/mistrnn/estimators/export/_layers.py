@@ -14,8 +14,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from mistrnn.layers import RecurrentLayer
-from mistrnn.layers._recurrence import Past, Step, advance
-from mistrnn.layers._state import State
+from mistrnn.layers.backends import project
+from mistrnn.layers.recurrence import StateHistory, Step, advance
+from mistrnn.layers.state import State, state_tensors
 from mistrnn.models._frames import DepthwiseConv
 
 OPEN_RUN = "mistrnn::Run"
@@ -29,8 +30,8 @@ class _StandIn(nn.Module):
         super().__init__()
         self.layer = layer
         self.input_size, self.directions = layer.input_size, layer.directions
-        self.state_components, self.has_clock = layer.state_components, layer.has_clock
-        self.weights = layer._current_weights()
+        self.cell = layer.cell
+        self.weights = layer.all_cell_weights(recompute=True)
 
 
 class StepLayer(_StandIn):
@@ -38,17 +39,19 @@ class StepLayer(_StandIn):
 
     def __init__(self, layer: RecurrentLayer) -> None:
         super().__init__(layer)
-        self.steps = [layer._step(weights, None) for weights in self.weights]
+        self.steps = [layer.step(weights) for weights in self.weights]
 
     def forward(self, input: Tensor, state: State, *, lengths: None = None) -> tuple[Tensor, State]:
         """Take the step."""
         layer, x = self.layer, input.squeeze(0)
-        form = layer._state_form(x.size(0))
+        layout = layer.state_layout(x.size(0))
         after = []
-        for part, weights, step in zip(form.unpack(state, x), self.weights, self.steps, strict=True):
-            x, part_after = _advanced(layer, step, layer._project(x, weights), part)
+        for part, weights, step in zip(
+            layout.unpack_tensors(state_tensors(state), x), self.weights, self.steps, strict=True
+        ):
+            x, part_after = _advanced(layer, step, project(x, weights), part)
             after.append(part_after)
-        return x.unsqueeze(0), form.pack(after)
+        return x.unsqueeze(0), layout.pack(after)
 
 
 class StepConv(nn.Module):
@@ -71,8 +74,6 @@ class ScanLayer(_StandIn):
     number: names the layer in the open runs' attributes.
     """
 
-    keeps_history = False
-
     def __init__(self, layer: RecurrentLayer, number: int) -> None:
         super().__init__(layer)
         self.number = number
@@ -85,7 +86,7 @@ class ScanLayer(_StandIn):
         layer, x = self.layer, input
         steps, batch = x.shape[:2]
         active = torch.arange(steps).unsqueeze(1) < lengths  # [T, B]
-        parts = layer._state_form(batch).unpack(None, x)
+        parts = layer.state_layout(batch).unpack(None, x)
         for level in range(layer.num_layers):
             outputs = []
             for direction in range(layer.directions):
@@ -93,7 +94,7 @@ class ScanLayer(_StandIn):
                 outputs.append(
                     torch.onnx.ops.symbolic(
                         OPEN_RUN,
-                        [*parts[index], layer._project(x, self.weights[index]), active],
+                        [*parts[index], project(x, self.weights[index]), active],
                         {"layer": self.number, "index": index},
                         dtype=x.dtype,
                         shape=(steps, batch, layer.hidden_size),
@@ -111,7 +112,7 @@ class ScanBody(nn.Module):
     def __init__(self, layer: RecurrentLayer, index: int) -> None:
         super().__init__()
         self.layer = layer
-        self.step = layer._step(layer._current_weights()[index], None)
+        self.step = layer.step(layer.all_cell_weights(recompute=True)[index])
 
     def forward(self, part: tuple[Tensor, ...], projected: Tensor, active: Tensor) -> tuple[Tensor, ...]:
         """Return the state after the step, and the output [B, H]."""
@@ -127,9 +128,9 @@ def _advanced(
     active [B] bool: whether a sequence is inside its length. Outside, outputs are zero. The second direction begins outside,
     where its states and its clock stay at zero; the first ends there, and its states are not read any more.
     """
-    count = len(layer.state_components)
+    count = len(layer.cell.state)
     past = _SlicedPast(part[:count], active)
-    past.clock = part[count] if layer.has_clock else None
+    past.clock = part[count] if layer.cell.has_clock else None
     new = advance(step, projected, past, layer.zoneout or None)
     after = past.stacked()
     if past.clock is not None:
@@ -137,7 +138,7 @@ def _advanced(
     return _cleared(new[0], active), after
 
 
-class _SlicedPast(Past):
+class _SlicedPast(StateHistory):
     """The past as one tensor [M, B, H] per component, read by slices: a graph needs no node for steps that are not read."""
 
     def __init__(self, state: Sequence[Tensor], active: Tensor | None) -> None:

@@ -28,7 +28,7 @@ from mistrnn.estimators.export._graphs import (
 from mistrnn.estimators.network import AnyNetwork, Network, check_plain_weights
 from mistrnn.estimators.regressor import SequenceRegressor
 from mistrnn.files import write_whole
-from mistrnn.layers import RecurrentLayer
+from mistrnn.layers import LSTM, RecurrentLayer
 from mistrnn.models import Ensemble
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def export_onnx(
     One step: from a row `x` [cases, channels] and the state by the names of its tensors (`network_.state_names`; zeros to
     begin with) to the same prediction as if the case ended here, and the state for the next row (`next_` and the name).
 
-    `docs/export.md` shows how to run them, and names their state and metadata.
+    `docs/how-to/export.md` shows how to run them, and names their state and metadata.
     """
     check_is_fitted(estimator, "network_")
     path = Path(path)
@@ -90,8 +90,9 @@ def _check_layer(layer: RecurrentLayer, *, step: bool) -> None:
             f"expected one direction for a graph of one step, because the second direction starts at the end of a case, which "
             f"has not come yet, got {name} with bidirectional=True; export whole sequences, or fit with bidirectional=False."
         )
-    for method in ("forward", "_run", "_run_one"):
-        if getattr(type(layer), method) is not getattr(RecurrentLayer, method):
+    for method in ("forward", "run_cell"):
+        own = {getattr(kind, method) for kind in (RecurrentLayer, LSTM)}
+        if getattr(type(layer), method) not in own:
             raise UsageError(
                 f"expected a layer that runs its step time after time, as all of mistrnn do, because the graph is made "
                 f"of that step, got {name}, which has a {method} of its own."
