@@ -11,11 +11,15 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from mistrnn.errors import UsageError
 
 LOCK = "lock"
+LOCK_OWNER = "lock-owner"
+"""Names the process that holds the lock of a local folder: on Windows a locked file cannot be read."""
 LOCK_REFRESHED_AFTER = 20.0
 """Seconds after which a write to an address says again that the folder is in use."""
 LOCK_FORGOTTEN_AFTER = 120.0
@@ -151,7 +155,7 @@ class LocalFolder(Folder):
 
     def __init__(self, place: Path) -> None:
         self.place: Path = place
-        self._lock: IO[str] | None = None
+        self._lock = FileLock(place / LOCK, timeout=0, thread_local=False)
 
     def at(self, name: str) -> str:
         """Return a file's path."""
@@ -201,29 +205,19 @@ class LocalFolder(Folder):
 
     def lock(self) -> None:
         """Take the folder; the system lets go of it when the process ends, however it ends."""
-        import fcntl  # not on Windows, where the rest of this module works
-
-        lock = open(self.place / LOCK, "a+")  # noqa: SIM115 (closed in unlock)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            with lock:
-                lock.seek(0)
-                raise self._in_use(lock.read().strip()) from None
-        except OSError:  # a file system without locks, for example
-            lock.close()
-            raise
-        self._lock = lock
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()}")
-        lock.flush()
+            self._lock.acquire()
+        except Timeout:
+            owner = self.read(LOCK_OWNER).decode() if self.exists(LOCK_OWNER) else "which has just begun"
+            raise self._in_use(owner) from None
+        self.write(LOCK_OWNER, f"process {os.getpid()}".encode())
 
     def unlock(self) -> None:
         """Let go of the folder, if it was taken."""
-        if self._lock is not None:
-            with contextlib.suppress(OSError):  # a full disk may refuse even the last bytes of the lock file
-                self._lock.close()
-            self._lock = None
+        if self._lock.is_locked:
+            with contextlib.suppress(OSError):  # the name of the owner is only part of a message
+                self.remove(LOCK_OWNER)
+            self._lock.release()
 
 
 class RemoteFolder(Folder):

@@ -62,6 +62,14 @@ def test_paths_are_shown_and_written(mist: Mist, tmp_path: Path) -> None:
         (["paths", "--tau", "5", "--delays", "100"], "expected delays <= 20 as a count"),
         (["paths", "--tau", "5", "--csv", "."], "cannot write ."),
         (
+            ["gradients", "copy", "--by", "units", "--out", "x"],
+            "expected --by states or weights, got 'units'.",
+        ),
+        (
+            ["gradients", "copy", "--by", "weights", "--every", "2", "--out", "x"],
+            "expected no --every with --by weights, which measures before and after the training.",
+        ),
+        (
             ["gradients", "copy", "--every", "0", "--out", "x"],
             "expected gradients_every to be a whole number >= 1, got 0.",
         ),
@@ -107,6 +115,22 @@ def test_gradients_are_measured_and_drawn(mist: Mist, tmp_path: Path) -> None:
     header, *rows = (tmp_path / "pictures" / "gradients.csv").read_text().splitlines()
     assert header == "tau,step_0,step_2,step_4"
     assert len(rows) == 12
+
+
+def test_gradients_by_weights_are_measured_before_and_after_and_drawn(mist: Mist, tmp_path: Path) -> None:
+    options = ["--delay", 10, "--layer", "mist", "--hidden", 6, "--batch-size", 5, "--steps", 4, "--by", "weights"]
+    status, out, _ = mist("gradients", "copy", *options, "--out", tmp_path / "a")
+    assert status == 0
+    for label in ("untrained", "after 4 steps"):
+        for gate in ("weight_ih_l0 a", "weight_hh_l0 r", "bias_l0 h"):
+            assert f"{label}, {gate}: at least 1% of the largest component up to" in out
+    header, *rows = (tmp_path / "a" / "pictures" / "weight-gradients.csv").read_text().splitlines()
+    assert header.count("after 4 steps") == 9
+    assert len(rows) == 12
+    status, out, _ = mist("gradients", "copy", *options, "--learning-rate", 1e38, "--out", tmp_path / "b")
+    assert status == 0
+    assert "the training diverged; a lower --learning-rate may help" in out
+    assert "untrained, bias_l0 h" in out
 
 
 def test_gradients_are_measured_at_the_end_and_divergence_is_said(mist: Mist, tmp_path: Path) -> None:

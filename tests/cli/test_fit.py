@@ -228,7 +228,7 @@ def test_inputs_are_standardised_by_the_training_part_alone(mist: Mist, tmp_path
     assert mist(*command)[0] == 0
     trained = pd.concat([frames()[name] for name in report_of(model)["about"]["trained_on"]])[["a", "b"]]
     everything = pd.concat(frames().values())[["a", "b"]]
-    stored = SequenceClassifier.from_pretrained(model).network_
+    stored = SequenceClassifier.from_pretrained(model).network_.standardisation
     np.testing.assert_allclose(stored.mean.numpy(), trained.mean(), rtol=1e-9)
     np.testing.assert_allclose(stored.scale.numpy(), trained.std(ddof=0), rtol=1e-9)
     assert not np.allclose(stored.mean.numpy(), everything.mean(), rtol=1e-4)
@@ -341,7 +341,7 @@ def test_missing_packages_are_named(mist: Mist, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_guide_names_only_flags_that_exist() -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text()
+    guide = (Path(__file__).parents[2] / "docs" / "how-to" / "own-data.md").read_text()
     known = set()
     for command in (
         cli.models.fit,
@@ -356,7 +356,7 @@ def test_guide_names_only_flags_that_exist() -> None:
 
 
 def test_guide_to_the_estimators_has_their_defaults() -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "estimators.md").read_text()
+    guide = (Path(__file__).parents[2] / "docs" / "how-to" / "estimators.md").read_text()
     written = dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", guide, re.MULTILINE))
     known = {name: value for kind in ESTIMATORS.values() for name, value in kind().get_params().items()}
     assert len(written) > 20

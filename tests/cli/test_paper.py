@@ -41,12 +41,12 @@ def test_table1_shortened_says_so_and_ends_with_a_page(mist: Mist, tmp_path: Pat
     ]
     status, out, _ = mist(*command, "--only", "1")
     assert status == 0
-    assert "seed 0 has finished 1 of 2 trials" in out
+    assert "seed 0 has finished 1 chosen trials of 2" in out
     status, out, err = mist(*command, "--seeds", "0,1")
     assert (status, err) == (0, "")
-    row = r"^Simple RNN, 198 units +[\d.]+ ± [\d.]+ +-?\d.\d+ ± [\d.]+ +12.90 ± 0.80 +-2.27 ± 0.10 *$"
+    row = r"^Simple RNN, 198 units +[\d.]+ +-?\d.\d+ ± [\d.]+ +12.90 ± 0.80 +-2.27 ± 0.10 *$"
     assert re.search(row, out, re.M)
-    assert "\n  Simple RNN, 198 units: not comparable: 2 trials instead of 50, 1 steps instead of 15,000" in out
+    assert "\n  Simple RNN, 198 units: not comparable: 1 steps instead of 15,000" in out
     assert "on files that are not the published ones" in (tmp_path / "t" / "report.html").read_text()
     assert re.search(r"^  Simple RNN, 198 units, seed 1 alone: [\d.]+$", out, re.M)
     assert "Shortened: 2 trials instead of 50 and 1 steps instead of 15,000." in out
@@ -116,7 +116,51 @@ def test_table2_holds_out_every_user_and_says_what_the_data_is(mist: Mist, tmp_p
     assert re.search(r"^LSTM, 1024 units .* 13.90 ± 3.00 *$", out, re.M)
     assert "\n  LSTM, 1024 units: not comparable: fewer steps than published" in out
     status, _, err = mist("reproduce", "table2", "--data", tmp_path / "mistic-prepared", "--rows", "gru")
-    assert (status, "expected --rows among rnn, lstm, clockwork, mist, got gru." in err) == (2, True)
+    assert (status, "expected --rows among rnn, lstm, peephole_lstm, clockwork, mist, got gru." in err) == (2, True)
+
+
+def test_table2_takes_the_options_of_2016(mist: Mist, tmp_path: Path) -> None:
+    phase = write_gesture_phase(tmp_path / "phase")
+    assert mist("data", "surgical", "--from", phase, "--dir", tmp_path / "data")[0] == 0
+    table2 = [
+        "reproduce",
+        "table2",
+        "--stand-in",
+        "--data",
+        tmp_path / "data",
+        "--rows",
+        "lstm",
+        "--out",
+        tmp_path / "out",
+    ]
+    options = ["--validation-users", "b", "--forget-bias", 0, "--wrap", "--sweeps", 3]
+    status, out, err = mist(*table2, *options)
+    assert (status, err) == (0, "")
+    assert "mean ± deviation over 2 users, each held out once" in out
+    assert sorted(path.name for path in (tmp_path / "out").glob("lstm-*")) == ["lstm-user-a", "lstm-user-c"]
+    stored = json.loads((tmp_path / "out" / "lstm-user-c" / "study.json").read_text())
+    assert stored["row"] == "table2-options-stand-in/lstm"
+    settings = stored["settings"]
+    assert (settings["steps"], settings["schedule"], settings["forget_bias"]) == (3, "halving-in-12ths", 0.0)
+    assert settings["task_settings"] == {"user": "c", "wrap": True}
+    status, _, err = mist(*table2, "--validation-users", "d")
+    assert (status, "expected validation users among a, b, c, got d." in err) == (2, True)
+
+
+def test_beyond_compares_variants_with_the_plain_layer(mist: Mist, tmp_path: Path) -> None:
+    run = ["reproduce", "beyond", "--experiment", "copy-100", "--trials", 2, "--steps", 1, "--out", tmp_path]
+    wanted = "copy-100-lstm,copy-100-lstm-zoneout"
+    status, out, _ = mist(*run, "--rows", wanted)
+    assert status == 0
+    assert "copy-100: test error of the top 10% by validation" in out
+    assert re.search(r"^LSTM 100, zoneout +[\d.]+ +[+-][\d.]+ +0 of 2 ", out, re.M)
+    assert "LSTM 100, zoneout: not comparable: too few trials in common" in out
+    assert "Shortened: 2 trials instead of 50 and 1 steps instead of 100,000." in out
+    stored = json.loads((tmp_path / "copy-100-lstm-zoneout-seed-0" / "study.json").read_text())
+    assert (stored["row"], stored["settings"]["layer_options"]) == ("beyond/copy-100-lstm-zoneout", {"zoneout": 0.1})
+    assert (tmp_path / "report.html").exists()
+    status, _, err = mist(*run[:3], "copy-5", *run[4:])
+    assert (status, "expected an experiment among copy-100, copy-1000" in err) == (2, True)
 
 
 def test_figure3_shortened_says_so_and_ends_with_a_page(mist: Mist, tmp_path: Path) -> None:
@@ -124,8 +168,8 @@ def test_figure3_shortened_says_so_and_ends_with_a_page(mist: Mist, tmp_path: Pa
     status, out, _ = mist("reproduce", "figure3", *shorter)
     assert status == 0
     for row in ("RNN, 203 units, delay 10", "MIST, 141 units, delay 10"):
-        assert re.search(rf"^{row} +[\d.]+ +0 of 2 *$", out, re.M)
-        assert f"\n  {row}: not comparable: the paper does not say (2 trials instead of 50, 2 " in out
+        assert re.search(rf"^{row} +[\d.]+ +0 of 2 \[0%, 66%\] +0 of 2 \[0%, 66%\] *$", out, re.M)
+        assert f"\n  {row}: not comparable: the paper does not say (2 " in out
     assert "Shortened: 2 trials instead of 50 and 2 steps instead of 100,000." in out
     assert (tmp_path / "report.html").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == [

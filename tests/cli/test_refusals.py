@@ -126,7 +126,10 @@ def test_output_among_the_recordings_is_refused(mist: Mist, tmp_path: Path, fitt
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (["--layer", "mits"], "expected --layer among mist, narx, clockwork, rnn, lstm, gru, got 'mits'."),
+        (
+            ["--layer", "mits"],
+            "expected --layer among mist, narx, clockwork, rnn, lstm, peephole_lstm, gru, got 'mits'.",
+        ),
         (["--layer", "lstm", "--delays", "3"], "lstm: expected no --delays, because they belong to mist and narx."),
         (["--layer", "clockwork", "--periods", "3", "--hidden", "7"], "7"),
         (["--hidden", "0"], "expected hidden_size to be a whole number from 1 on, got 0."),

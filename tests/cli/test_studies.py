@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from typing import Any
 import pytest
 
 from mistrnn import __main__, __version__
+from mistrnn.cli._study_flags import EngineFlags, LayerFlags, TrainingFlags, study_from
+from mistrnn.cli._task_flags import TaskFlags
 from mistrnn.cli.analysis import gradients
-from mistrnn.cli.studies import study_from, sweep, train
+from mistrnn.cli.studies import sweep, train
 from mistrnn.tasks import TASKS
+from mistrnn.training import RayEngine, Study
 from mistrnn.training.provenance import code_digest
 from tests.cli.command import SMALL, Mist
 from tests.tasks.idx_files import write_mnist
@@ -158,7 +162,10 @@ def test_permuted_mnist_runs_from_files(mist: Mist, tmp_path: Path) -> None:
             ["cpoy"],
             "expected a task among copy, addition, smnist, pmnist, timit, mobiact, surgical, hapt, hapt-frames, recordings,",
         ),
-        (["copy", "--layer", "mits"], "expected a layer among mist, narx, clockwork, rnn, lstm, gru, got 'mits'."),
+        (
+            ["copy", "--layer", "mits"],
+            "expected a layer among mist, narx, clockwork, rnn, lstm, peephole_lstm, gru, got 'mits'.",
+        ),
         (["copy", "--delay", "55"], "copy: expected delay to be a positive multiple of 10"),
         (["copy", "--length", "20"], "copy: expected no setting length, because the task's own are: delay."),
         (["addition", "--length", "-2"], "addition: expected length to be a positive even number"),
@@ -208,19 +215,22 @@ def test_folder_that_cannot_be_written_is_named(mist: Mist, tmp_path: Path) -> N
 
 
 def test_every_setting_of_every_task_has_its_flag() -> None:
-    given: dict[str, Any] = {
-        "delays": None,
-        "periods": None,
-        "num_layers": 1,
-        "layer_norm": False,
-        "layer": "rnn",
-        "hidden": 4,
-    }
     for task in TASKS.values():
         for setting in task.settings:
             for command in (sweep, train, gradients):
                 assert setting in signature(command).parameters
-    assert study_from({**given, "task": "pmnist", "last_pixels": 9, "delay": None}).task_settings == {"last_pixels": 9}
+    assert TaskFlags("pmnist", last_pixels=9).settings() == {"last_pixels": 9}
+
+
+def test_training_flags_are_settings_of_the_study_with_its_defaults() -> None:
+    assert {field.name for field in fields(TrainingFlags)} <= {field.name for field in fields(Study)}
+    plain = study_from(TaskFlags("copy"), LayerFlags(), TrainingFlags(), trials=50)
+    assert plain == Study(task="copy", layer="mist", hidden=139)
+
+
+def test_engine_flags_are_arguments_of_the_ray_engine_with_its_defaults() -> None:
+    assert [field.name for field in fields(EngineFlags)][1:] == [field.name for field in fields(RayEngine)]
+    assert EngineFlags("ray").chosen() == RayEngine()
 
 
 def test_tasks_layers_and_version_are_listed(mist: Mist) -> None:
@@ -229,6 +239,16 @@ def test_tasks_layers_and_version_are_listed(mist: Mist) -> None:
         assert word in out
     out = mist("layers")[1]
     for word in ("mist", "narx", "clockwork", "rnn", "lstm", "gru", "a learned mixture"):
+        assert word in out
+    out = mist("layers", "--cost", "--hidden", 8, "--steps", 5, "--batch-size", 2)[1]
+    for word in (
+        "The units of LSTM 8",
+        "At most its 410 parameters",
+        "MIST 8",
+        "Clockwork 8",
+        "PeepholeLSTM 8",
+        "1.00x",
+    ):
         assert word in out
     assert mist("--version")[1] == f"mistrnn {__version__}, code {code_digest()}\n"
 

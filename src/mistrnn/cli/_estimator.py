@@ -8,7 +8,7 @@ import torch
 from mistrnn.cli._flags import numbers
 from mistrnn.cli._model_flags import ARGUMENTS, DataFlags, NetworkFlags, SearchFlags, StoppingFlags, TrainingFlags
 from mistrnn.cli._model_folder import ESTIMATORS, Kind
-from mistrnn.cli.studies import engine_from
+from mistrnn.cli._study_flags import EngineFlags
 from mistrnn.errors import UsageError
 from mistrnn.estimators import SequenceEstimator
 from mistrnn.layers import LAYERS
@@ -18,9 +18,13 @@ from mistrnn.training.study import OWN_OPTIONS
 
 CLASS_WEIGHTS = {"none": None, "balanced": "balanced"}
 NOT_FOR = {
-    "rows": {"pooling": "because each row is labelled, and pooling makes one label of a recording"},
+    "rows": {
+        "pooling": "because each row is labelled, and pooling makes one label of a recording",
+        "random_features": "because each row is labelled, and they make one label of a recording",
+    },
     "recordings": {"piece_length": "because it is for labels of rows, and these are of recordings"},
     "numbers": {
+        "random_features": "because of --regress: they answer with classes",
         "piece_length": "because it is for labels of rows, and these are of recordings",
         "label_smoothing": "because of --regress: numbers are no classes",
         "class_weight": "because of --regress: numbers are no classes",
@@ -96,7 +100,8 @@ def estimator_from(kind: Kind, flags: Flags) -> SequenceEstimator:
     estimator._check_parameters()
     _check_network(estimator)
     if flags.search is not None:
-        estimator.engine = engine_from({**given, "node_data": False})
+        names = ("engine", "address", "workers", "cpus_per_worker")
+        estimator.engine = EngineFlags(**{name: given[name] for name in names}).chosen()
     if estimator.engine is not None:
         estimator.engine.check(given["device"])
     else:

@@ -8,26 +8,40 @@ from typing import Any, get_type_hints
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Show typer the fields of all dataclasses that a command takes as parameters of the command.
+    """Show typer the fields of a command's dataclass parameters as parameters of the command; others stay as they are.
 
     A field without a default has that of its `typer.Option`, or is required.
     """
-    groups: dict[str, Any] = {name: kind for name, kind in get_type_hints(command).items() if is_dataclass(kind)}
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     parameters = []
-    for kind in groups.values():
-        hints = get_type_hints(kind, include_extras=True)
-        for field in fields(kind):
-            default = inspect.Parameter.empty if field.default is MISSING else field.default
-            parameters.append(
-                inspect.Parameter(
-                    field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name]
-                )
-            )
+    for name, own in inspect.signature(command).parameters.items():
+        if name in groups:
+            parameters += _parameters_of(groups[name])
+        else:
+            parameters.append(own.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name]))
 
     @wraps(command)
     def run(**given: Any) -> None:
-        command(**{name: kind(**{one.name: given[one.name] for one in fields(kind)}) for name, kind in groups.items()})
+        grouped = {
+            name: kind(**{field.name: given.pop(field.name) for field in fields(kind)}) for name, kind in groups.items()
+        }
+        command(**grouped, **given)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
+
+
+def _parameters_of(kind: Any) -> list[inspect.Parameter]:
+    """Return a parameter for each field of a dataclass."""
+    hints = get_type_hints(kind, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(kind)
+    ]

@@ -51,6 +51,22 @@ Periods = Annotated[
 ]
 NumLayers = Annotated[int, typer.Option("--num-layers", help="Layers on top of each other.", rich_help_panel=NETWORK)]
 LayerNorm = Annotated[bool, typer.Option("--layer-norm", help="Normalise pre-activations.", rich_help_panel=NETWORK)]
+Zoneout = Annotated[
+    float,
+    typer.Option("--zoneout", help="Probability that a unit keeps its value at a step.", rich_help_panel=NETWORK),
+]
+RecurrentDropout = Annotated[
+    float,
+    typer.Option(
+        "--recurrent-dropout",
+        help="Dropout of what recurrent matrices read, one mask for all steps.",
+        rich_help_panel=NETWORK,
+    ),
+]
+Dropout = Annotated[float, typer.Option("--dropout", help="Dropout between layers.", rich_help_panel=NETWORK)]
+ReadoutDropout = Annotated[
+    float, typer.Option("--readout-dropout", help="Dropout of the readout's input.", rich_help_panel=NETWORK)
+]
 BatchSize = Annotated[int, typer.Option("--batch-size", help="Sequences in a minibatch.", rich_help_panel=TRAINING)]
 OptimizerName = Annotated[
     str, typer.Option("--optimizer", help=f"One of: {', '.join(OPTIMIZERS)}.", rich_help_panel=TRAINING)

@@ -29,6 +29,7 @@ ARGUMENTS = {
     "num_layers": "num_layers",
     "kernel_size": "kernel_size",
     "pooling": "pooling",
+    "random_features": "random_features",
     "bidirectional": "bidirectional",
     "initialization": "initialization",
     "epochs": "max_epochs",
@@ -185,6 +186,10 @@ class NetworkFlags:
     pooling: Annotated[
         str,
         _option("pooling", "One label for each recording is read from: some of last, mean, max, joined by +.", NETWORK),
+    ]
+    random_features: Annotated[
+        int,
+        _option("random-features", "Random convolutions that answer together with the network; 0: none.", NETWORK),
     ]
     bidirectional: Annotated[
         bool,

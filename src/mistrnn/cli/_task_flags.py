@@ -1,13 +1,14 @@
-"""The flags of the task `recordings`, those of the tasks of installed packages, and the settings that they give."""
+"""The flags that choose a task, its data and its settings."""
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mistrnn.cli._flags import names
+from mistrnn.cli._flags import Data, Delay, LastPixels, Length, Seed, TaskName, User, names
 from mistrnn.errors import UsageError
 from mistrnn.tasks import TASKS, task_class
 
@@ -61,6 +62,12 @@ GroupColumn = Annotated[
         rich_help_panel=PANEL,
     ),
 ]
+Wrap = Annotated[
+    bool,
+    typer.Option(
+        "--wrap", help="surgical: repeat short recordings of a batch, as the code of 2016.", rich_help_panel=PANEL
+    ),
+]
 Setting = Annotated[
     list[str] | None,
     typer.Option(
@@ -71,22 +78,43 @@ Setting = Annotated[
 ]
 
 
-def task_settings(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of the task that the flags give; those of other tasks are left in, to be refused by name."""
-    task_class(given["task"])  # an unknown task is refused before its settings
-    known = {name for kind in TASKS.values() for name in kind.settings}
-    chosen = {name: given.get(name) for name in sorted(known)}
-    found = {name: value for name, value in chosen.items() if value is not None and value is not False}
-    if "columns" in found:
-        found["columns"] = list(names("columns", found["columns"]))
-    if "labels" in found:
-        found["labels"] = _beside_data(found["labels"], given.get("data"))
-    for text in given.get("setting") or ():
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise UsageError(f"expected --setting NAME=VALUE, got {text!r}.")
-        found[name] = _value(value)
-    return found
+@dataclass(frozen=True)
+class TaskFlags:
+    """A task, its data and its settings."""
+
+    task: TaskName
+    seed: Seed = 0
+    data: Data = None
+    delay: Delay = None
+    length: Length = None
+    last_pixels: LastPixels = None
+    user: User = None
+    labels: Labels = None
+    label_column: LabelColumn = None
+    per_recording: PerRecording = False
+    columns: Columns = None
+    id_column: IdColumn = None
+    time_column: TimeColumn = None
+    group_column: GroupColumn = None
+    wrap: Wrap = False
+    setting: Setting = None
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that are given; those of other tasks stay in, and the study refuses them by name."""
+        task_class(self.task)  # an unknown task is refused before its settings
+        known = sorted({name for kind in TASKS.values() for name in kind.settings})
+        chosen = {name: getattr(self, name, None) for name in known}
+        found = {name: value for name, value in chosen.items() if value is not None and value is not False}
+        if "columns" in found:
+            found["columns"] = list(names("columns", found["columns"]))
+        if "labels" in found:
+            found["labels"] = _beside_data(found["labels"], self.data)
+        for text in self.setting or ():
+            name, equals, value = text.partition("=")
+            if not equals or not name:
+                raise UsageError(f"expected --setting NAME=VALUE, got {text!r}.")
+            found[name] = _value(value)
+        return found
 
 
 def _beside_data(labels: Path, data: Path | None) -> str:

@@ -1,7 +1,7 @@
 """Analysis: gradient norms, the mixture of a MIST layer, paths."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -10,92 +10,68 @@ from mistrnn import MIST
 from mistrnn.analysis import attention as mixture_of
 from mistrnn.analysis import log10_path_counts, reach, shortest_path, shortest_paths, suggest_delays
 from mistrnn.cli._app import app
-from mistrnn.cli._flags import (
-    BatchSize,
-    Data,
-    Delay,
-    Delays,
-    Device,
-    Fresh,
-    Hidden,
-    LastPixels,
-    LayerName,
-    LayerNorm,
-    Length,
-    NumLayers,
-    Out,
-    Periods,
-    Seed,
-    TaskName,
-    User,
-    numbers,
-)
+from mistrnn.cli._flag_groups import with_flags
+from mistrnn.cli._flags import BatchSize, Data, Device, Fresh, Out, numbers
 from mistrnn.cli._progress import watched
-from mistrnn.cli._task_flags import (
-    Columns,
-    GroupColumn,
-    IdColumn,
-    LabelColumn,
-    Labels,
-    PerRecording,
-    Setting,
-    TimeColumn,
-)
-from mistrnn.cli.studies import study_from
+from mistrnn.cli._study_flags import LayerFlags, TrainingFlags, study_from
+from mistrnn.cli._task_flags import TaskFlags
 from mistrnn.errors import UsageError
 from mistrnn.files import folder_at
 from mistrnn.layers import LAYERS
-from mistrnn.report import Norms, draw_attention, draw_gradients, save_rows
+from mistrnn.report import Norms, draw_attention, draw_gradients, draw_weight_gradients, save_rows
+from mistrnn.tasks import Task
 from mistrnn.training import Recorded, run_study, study_task
+from mistrnn.training.weight_signal import weight_norms
 
 
 @app.command()
+@with_flags
 def gradients(
-    task: TaskName,
+    task: TaskFlags,
+    layer: LayerFlags,
     out: Out,
+    by: Annotated[
+        str,
+        typer.Option(
+            "--by",
+            help="states: the norm of the gradient by the state; weights: where each gate's gradient comes from.",
+        ),
+    ] = "states",
     learning_rate: Annotated[float, typer.Option("--learning-rate", help="The learning rate.")] = 0.01,
-    layer: LayerName = "mist",
-    hidden: Hidden = 139,
     steps: Annotated[int, typer.Option("--steps", help="Optimisation steps.")] = 100,
-    gradients_every: Annotated[int | None, typer.Option("--every", help="Steps between measurements.")] = None,
-    seed: Seed = 0,
-    device: Device = "auto",
-    data: Data = None,
-    delay: Delay = None,
-    length: Length = None,
-    last_pixels: LastPixels = None,
-    user: User = None,
-    labels: Labels = None,
-    label_column: LabelColumn = None,
-    per_recording: PerRecording = False,
-    columns: Columns = None,
-    id_column: IdColumn = None,
-    time_column: TimeColumn = None,
-    group_column: GroupColumn = None,
-    setting: Setting = None,
-    delays: Delays = None,
-    periods: Periods = None,
-    num_layers: NumLayers = 1,
-    layer_norm: LayerNorm = False,
+    every: Annotated[int | None, typer.Option("--every", help="Steps between measurements.")] = None,
     batch_size: BatchSize = 100,
+    device: Device = "auto",
     fresh: Fresh = False,
 ) -> None:
     """Show how much of the last step's gradient arrives tau steps before it, untrained and in training."""
-    every = steps if gradients_every is None else gradients_every
-    given = {**locals(), "trials": 1, "group_size": None, "gradients_every": every, "validate_every": steps}
-    study = study_from(given)
+    if by not in ("states", "weights"):
+        raise UsageError(f"expected --by states or weights, got {by!r}.")
+    if by == "weights" and every is not None:
+        raise UsageError("expected no --every with --by weights, which measures before and after the training.")
+    training = TrainingFlags(
+        steps=steps, batch_size=batch_size, validate_every=steps, gradients_every=steps if every is None else every
+    )
+    study = study_from(task, layer, training, trials=1, learning_rate=learning_rate)
     folder = folder_at(out).place
     if not isinstance(folder, Path):
         raise UsageError(f"expected --out to be a folder on this machine, because pictures go there, too, got {out}.")
+    data = study_task(study, task.data)
     with watched(study.total_steps, folder) as (show, stop):
         (row,) = run_study(
-            study, folder, device=device, fresh=fresh, report=show.step, say=show.line, stop=stop,
-            task=study_task(study, data),
-        )  # fmt: skip
+            study, folder, device=device, fresh=fresh, report=show.step, say=show.line, stop=stop, task=data
+        )
     if row["status"] == "crashed":
         raise UsageError(f"the training crashed: {row['error']}")
-    found = Recorded(folder).gradients()
-    lines = []
+    name = f"{LAYERS[layer.layer].__name__}, {layer.hidden} units, on {task.task}"
+    show_weights = _show_weight_norms if by == "weights" else _show_state_norms
+    for path in show_weights(Recorded(folder), data, row, name):
+        print(path)
+
+
+def _show_state_norms(recorded: Recorded, task: Task, row: dict[str, Any], title: str) -> list[Path]:
+    """Print how far back the gradients by the state reach, and draw them."""
+    found, lines = recorded.gradients(), []
     for step, norms in zip(found["step"].tolist(), found["norms"], strict=True):
         label = "untrained" if step == 0 else f"after {step} steps"
         if row["status"] == "diverged" and step >= row["steps"]:
@@ -106,9 +82,26 @@ def gradients(
             continue
         lines.append(Norms(label, f"step_{step}", norms.tolist()))
         print(f"{label}: at least 1% of the largest gradient norm arrives up to {reach(norms)} steps before the loss")
-    name = f"{LAYERS[layer].__name__}, {hidden} units, on {task}"
-    for path in draw_gradients(lines, folder / "pictures", "gradients", title=name):
-        print(path)
+    return draw_gradients(lines, Path(recorded.folder) / "pictures", "gradients", title=title)
+
+
+def _show_weight_norms(recorded: Recorded, task: Task, row: dict[str, Any], title: str) -> list[Path]:
+    """Print how far back the components of each gate's gradient reach, and draw them."""
+    study = recorded.study()
+    models = {"untrained": study.model(task)}
+    models["untrained"].load_state_dict(study.initial_parameters(0, task))
+    if row["val_error"] is None:
+        print("the training diverged; a lower --learning-rate may help")
+    else:
+        models[f"after {row['best_step']} steps"] = recorded.model(0, task.to("cpu"))
+    found = {}
+    for label, model in models.items():
+        norms = weight_norms(model, task, study.batch_size)
+        found[label] = {name.removeprefix("layer."): values.tolist() for name, values in norms.items()}
+        for name, values in norms.items():
+            share = f"at least 1% of the largest component up to {reach(values)} steps before the loss"
+            print(f"{label}, {name.removeprefix('layer.')}: {share}")
+    return draw_weight_gradients(found, Path(recorded.folder) / "pictures", "weight-gradients", title=title)
 
 
 @app.command()

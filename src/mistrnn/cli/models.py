@@ -1,13 +1,11 @@
 """Models of people's own recordings: fit, tune, predict, evaluate, stream, export."""
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mistrnn.cli._app import app
+from mistrnn.cli._app import app, extra_named
 from mistrnn.cli._flag_groups import with_flags
 from mistrnn.cli._model_flags import (
     DataFlags,
@@ -30,7 +28,7 @@ ModelFolder = Annotated[Path, typer.Argument(help="The folder of a model, made b
 @with_flags
 def fit(data: DataFlags, network: NetworkFlags, training: TrainingFlags, stopping: StoppingFlags) -> None:
     """Train a model on recordings, and report its accuracy on recordings that are held out."""
-    with _packages("fit"):
+    with extra_named("fit"):
         from mistrnn.cli._estimator import Flags
         from mistrnn.cli._fit import fit_model
     if not fit_model(Flags(data, network, training, stopping=stopping)):
@@ -44,7 +42,7 @@ def tune(data: DataFlags, network: NetworkFlags, training: TrainingFlags, search
 
     The search is kept in OUT/search. After Ctrl-C or a kill, the same command resumes it.
     """
-    with _packages("tune"):
+    with extra_named("tune"):
         from mistrnn.cli._estimator import Flags
         from mistrnn.cli._fit import fit_model
     fit_model(Flags(data, network, training, search=search))
@@ -59,7 +57,7 @@ def predict(
     force: Force = False,
 ) -> None:
     """Write the predictions of a model for recordings into a CSV file."""
-    with _packages("predict"):
+    with extra_named("predict"):
         from mistrnn.cli._own_data import write_predictions
     write_predictions(model, recordings, out, id_column=id_column, force=force)
 
@@ -75,7 +73,7 @@ def evaluate(
     force: Force = False,
 ) -> None:
     """Report the accuracy of a model on other labelled recordings."""
-    with _packages("evaluate"):
+    with extra_named("evaluate"):
         from mistrnn.cli._own_data import evaluate_model
     evaluate_model(model, recordings, out, labels=labels, label_column=label_column, id_column=id_column, force=force)
 
@@ -89,7 +87,7 @@ def stream(
     ] = False,
 ) -> None:
     """Read rows from standard input, and write a label and its probability after each row."""
-    with _packages("stream"):
+    with extra_named("stream"):
         from mistrnn.cli._live import answer_lines
     status = answer_lines(model, skip_bad=skip_bad)
     if status:
@@ -106,23 +104,10 @@ def export(
     force: Force = False,
 ) -> None:
     """Write a model as an ONNX graph."""
-    with _packages("export", extra="onnx"):
+    with extra_named("export", extra="onnx"):
         from mistrnn.estimators import SequenceEstimator
         from mistrnn.estimators.export import export_onnx
     if force and onnx.exists() and onnx.suffix != ".onnx":
         raise UsageError(f"{onnx}: expected a name that ends in .onnx, because only such a file is overwritten.")
     export_onnx(SequenceEstimator.from_pretrained(model), onnx, step=step, force=force)
     print(onnx)
-
-
-@contextlib.contextmanager
-def _packages(command: str, extra: str = "estimators") -> Iterator[None]:
-    """Name the extra to install where a package is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("mistrnn"):
-            raise
-        raise UsageError(
-            f"`mist {command}` needs {error.name}, which is not installed: pip install 'mistrnn[{extra}]'."
-        ) from error

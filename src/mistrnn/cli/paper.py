@@ -10,24 +10,26 @@ import typer
 from rich.table import Table
 
 from mistrnn.cli._app import app, console, reproduce_app
+from mistrnn.cli._flag_groups import with_flags
 from mistrnn.cli._flags import Device, Fresh, GroupSize, Only, Seed, Steps, list_of_numbers
 from mistrnn.cli._page import write_page
 from mistrnn.cli._progress import watched
 from mistrnn.errors import UsageError
-from mistrnn.paper import figure1, figure2, figure3, table1, table2, table3, table4
-from mistrnn.paper.comparison import Comparison, Row, SeedRun, chosen_rows, place_of, run_rows
+from mistrnn.paper import figure1, figure2, figure3, table1, table3, table4
+from mistrnn.paper.comparison import Comparison, Row, StudyResults, chosen_rows, place_of, run_rows
 from mistrnn.report import (
     draw_confusion,
     draw_figure1,
     draw_figure2,
     draw_figure3,
     draw_over_time,
+    estimate_text,
     percent,
     predictions,
+    share_text,
 )
-from mistrnn.tasks import Task, make_task
-from mistrnn.tasks._recordings import RecordingTask
-from mistrnn.training import Model, Recorded, Study, plus_minus, run_study, study_task
+from mistrnn.tasks import RecordingTask, Task, make_task
+from mistrnn.training import Model, Recorded, Study, plus_minus, study_task
 
 Rows = Annotated[str | None, typer.Option("--rows", help="Only these rows, such as mist-139,lstm-100.")]
 Trials = Annotated[int | None, typer.Option("--trials", help="Fewer trials than the paper's 50.")]
@@ -40,33 +42,28 @@ Mnist = Annotated[Path, typer.Option("--data", help="Folder with the files of MN
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The flags that all tables and figures with rows have."""
+class RowFlags:
+    """The studies of the rows: their length, their seeds, and where they run."""
 
-    trials: int | None
-    steps: int | None
-    seeds: str
-    device: str
-    group_size: int | None
-    only: str | None
-    fresh: bool
+    trials: Trials = None
+    steps: Steps = None
+    seeds: Seeds = "0"
+    device: Device = "auto"
+    group_size: GroupSize = None
+    only: Only = None
+    fresh: Fresh = False
 
 
 @reproduce_app.command("table1")
+@with_flags
 def table1_command(
+    asked: RowFlags,
     data: Mnist,
     out: Annotated[Path, typer.Option("--out", help="Where the studies and the page go.")] = Path("table1"),
     rows: Rows = None,
-    trials: Trials = None,
-    steps: Steps = None,
-    seeds: Seeds = "0",
-    device: Device = "auto",
-    group_size: GroupSize = None,
-    only: Only = None,
-    fresh: Fresh = False,
 ) -> None:
     """Run the rows of table 1 (permuted MNIST) under the paper's protocol, and print ours beside published."""
-    chosen = chosen_rows((*table1.ROWS, *table1.CONTROL_ROWS), _words(rows) or [row.key for row in table1.ROWS])
+    chosen = chosen_rows((*table1.ROWS, *table1.CONTROL_ROWS), words_of_flag(rows) or [row.key for row in table1.ROWS])
     tasks: dict[str, Task] = {}
 
     def task_of(study: Study) -> Task:
@@ -75,110 +72,37 @@ def table1_command(
             tasks[key] = study_task(study, data)
         return tasks[key]
 
-    asked = Asked(trials, steps, seeds, device, group_size, only, fresh)
-    found = _run(chosen, out, task_of, asked)
+    found = run_asked(chosen, out, task_of, asked)
     _print_comparisons(table1.TITLE, [(row, table1.comparison(row, own)) for row, own in found], published=True)
-    _say_what_is_shortened(chosen, asked)
+    say_what_is_shortened(chosen, asked)
     write_page([out], out / "report.html")
-    _leave_if_crashed(found)
-
-
-@reproduce_app.command("table2")
-def table2_command(
-    data: Prepared,
-    stand_in: StandIn = False,
-    out: Annotated[Path, typer.Option("--out", help="Where the studies and the page go.")] = Path("table2"),
-    layers: Annotated[str | None, typer.Option("--rows", help="Only these layers, such as mist,lstm.")] = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="Fewer steps than 80 epochs.")] = None,
-    seed: Seed = 0,
-    device: Device = "auto",
-    fresh: Fresh = False,
-) -> None:
-    """Run table 2 (MISTIC-SL), or with --stand-in JIGSAWS or Gesture Phase Segmentation, one user held out at a time."""
-    wanted = _words(layers) or list(table2.ROWS)
-    unknown = [name for name in wanted if name not in table2.ROWS]
-    if unknown:
-        raise UsageError(f"expected --rows among {', '.join(table2.ROWS)}, got {', '.join(unknown)}.")
-    first = make_task("surgical", data=data)
-    assert isinstance(first, RecordingTask)
-    if (first.data_name == table2.DATA) == stand_in:
-        raise UsageError(
-            f"{data}: the recordings are {first.data_name}; --stand-in is for data other than {table2.DATA}, and only for it."
-        )
-    results = []
-    for layer in wanted:
-        errors, distances = [], []
-        for user in first.groups:
-            task = make_task("surgical", {"user": user}, data=data)
-            assert isinstance(task, RecordingTask)
-            study = table2.study(layer, user, task, seed=seed, steps=steps)
-            place = out / f"{layer}-user-{user}"
-            with watched(study.total_steps, out) as (show, stop):
-                show.line(f"{table2.ROWS[layer][0]}, {study.hidden} units, user {user} held out")
-                (row,) = run_study(
-                    study, place, device=device, fresh=fresh, task=task, say=show.line, report=show.step, stop=stop
-                )
-            if row["status"] != "ok":
-                raise UsageError(f"{place}: the trial has {row['status']}, and its last parameters are wanted.")
-            errors.append(row["test_error"])
-            distances.append(table2.mean_edit_distance(Recorded(place).model(0, task.to("cpu")).eval(), task))
-        label = f"{table2.ROWS[layer][0]}, {study.hidden} units"
-        results.append((layer, table2.Result(label, tuple(errors), tuple(distances))))
-    title = f"{first.data_name}, standing in for {table2.DATA}" if stand_in else table2.TITLE
-    names = ["row", "frame error %", "segment edit distance %"] + ([] if stand_in else ["published"])
-    table = Table(*names, box=None, pad_edge=False)
-    verdicts = []
-    for layer, result in results:
-        cells = [result.label, percent(*result.frame_error), percent(*result.edit_distance)]
-        if not stand_in:
-            published = table2.ROWS[layer][1]
-            cells.append(percent(published.error, published.deviation))
-            verdicts.append((result.label, table2.verdict(layer, result, shortened=steps is not None)))
-        table.add_row(*cells)
-    print(f"\n{title}: mean ± deviation over {len(first.groups)} users, each held out once")
-    _print_table(table, verdicts)
-    if steps is not None:
-        print(f"Shortened: {steps:,} steps instead of {table2.EPOCHS} epochs.")
-    best, result = min(results, key=lambda one: one[1].frame_error[0])
-    model = Recorded(out / f"{best}-user-{first.groups[0]}").model(0, first).eval()
-    _draw_predictions(model, first, out, f"{result.label}, user {first.groups[0]} of {first.data_name} held out")
-    write_page([out], out / "report.html")
+    leave_if_crashed(found)
 
 
 @reproduce_app.command("table3")
+@with_flags
 def table3_command(
+    asked: RowFlags,
     data: Prepared,
     stand_in: StandIn = False,
     out: Annotated[Path, typer.Option("--out", help="Where the studies and the page go.")] = Path("table3"),
     rows: Rows = None,
-    trials: Trials = None,
-    steps: Steps = None,
-    seeds: Seeds = "0",
-    device: Device = "auto",
-    group_size: GroupSize = None,
-    only: Only = None,
-    fresh: Fresh = False,
 ) -> None:
     """Run the rows of table 3 (TIMIT), or with --stand-in the same on NLTK's sample of TIMIT."""
-    _recorded_table(table3, data, stand_in, out, rows, Asked(trials, steps, seeds, device, group_size, only, fresh))
+    _recorded_table(table3, data, stand_in, out, rows, asked)
 
 
 @reproduce_app.command("table4")
+@with_flags
 def table4_command(
+    asked: RowFlags,
     data: Prepared,
     stand_in: StandIn = False,
     out: Annotated[Path, typer.Option("--out", help="Where the studies and the page go.")] = Path("table4"),
     rows: Rows = None,
-    trials: Trials = None,
-    steps: Steps = None,
-    seeds: Seeds = "0",
-    device: Device = "auto",
-    group_size: GroupSize = None,
-    only: Only = None,
-    fresh: Fresh = False,
 ) -> None:
     """Run the rows of table 4 (MobiAct), or with --stand-in layers of as many parameters on HAPT."""
-    _recorded_table(table4, data, stand_in, out, rows, Asked(trials, steps, seeds, device, group_size, only, fresh))
+    _recorded_table(table4, data, stand_in, out, rows, asked)
 
 
 def _recorded_table(
@@ -187,36 +111,36 @@ def _recorded_table(
     stand_in: bool,
     out: Path,
     rows: str | None,
-    asked: Asked,
+    asked: RowFlags,
 ) -> None:
     """Run a table on recordings, print it, and draw what its best model says."""
-    chosen = chosen_rows(table.STAND_IN_ROWS if stand_in else table.ROWS, _words(rows) or None)
+    chosen = chosen_rows(table.STAND_IN_ROWS if stand_in else table.ROWS, words_of_flag(rows) or None)
     task = study_task(chosen[0].study, data)
     assert isinstance(task, RecordingTask)
     wanted = table.STAND_IN if stand_in else table.DATA
     if task.data_name != wanted:
         hint = " (--stand-in)" if task.data_name == table.STAND_IN else ""
         raise UsageError(f"{data}: expected the prepared recordings of {wanted}, got {task.data_name}{hint}.")
-    found = _run(chosen, out, lambda _: task, asked)
+    found = run_asked(chosen, out, lambda _: task, asked)
     title = f"{wanted}, standing in for {table.DATA}" if stand_in else table.TITLE
     _print_comparisons(title, [(row, table.comparison(row, own)) for row, own in found], published=not stand_in)
-    _say_what_is_shortened(chosen, asked)
+    say_what_is_shortened(chosen, asked)
     done = [
-        (trial["val_error"], trial["trial"], row, run)
+        (trial["val_error"], trial["trial"], row, results)
         for row, own in found
-        for run in own
-        for trial in run.trials
+        for results in own
+        for trial in results.trials
         if trial["val_error"] is not None
     ]
     if done:
-        _, best, row, run = min(done, key=lambda one: one[0])
-        model = Recorded(out / place_of(row, run.study.seed)).model(best, task.to("cpu")).eval()
-        _draw_predictions(model, task, out, f"{row.label}, trial {best}, on {wanted}")
+        _, best, row, results = min(done, key=lambda one: one[0])
+        model = Recorded(out / place_of(row, results.study.seed)).model(best, task.to("cpu")).eval()
+        draw_predictions(model, task, out, f"{row.label}, trial {best}, on {wanted}")
     write_page([out], out / "report.html")
-    _leave_if_crashed(found)
+    leave_if_crashed(found)
 
 
-def _draw_predictions(model: Model, task: RecordingTask, out: Path, title: str) -> None:
+def draw_predictions(model: Model, task: RecordingTask, out: Path, title: str) -> None:
     """Draw a model's confusions on the test set, and what it says over time where every frame has a label."""
     counts, truth, said = predictions(model, task)
     pictures = draw_confusion(counts, task.classes, out / "pictures", title=title)
@@ -233,18 +157,18 @@ def _print_comparisons(title: str, results: list[tuple[Row, Comparison]], *, pub
     table = Table(*names, box=None, pad_edge=False)
     for row, result in results:
         ours, theirs = result.log10_learning_rate, row.published.log10_learning_rate
-        cells = [row.label, percent(*result.ours) if result.ours else "-", _pair(ours)]
+        cells = [row.label, estimate_text(result.ours), _pair(ours)]
         if published:
             cells += [percent(row.published.error, row.published.deviation), _pair(theirs)]
         table.add_row(*cells)
     print(f"\n{title}: test error of the top 10% by validation")
-    _print_table(table, [(row.label, result.verdict) for row, result in results if published])
+    print_table(table, [(row.label, result.verdict) for row, result in results if published])
     for row, result in results:
-        for run in result.seeds if len(result.seeds) > 1 else ():
-            print(f"  {row.label}, seed {run.study.seed} alone: {percent(*run.summary.test_error)}")
+        for one in result.seeds if len(result.seeds) > 1 else ():
+            print(f"  {row.label}, seed {one.study.seed} alone: {percent(*one.summary.test_error)}")
 
 
-def _print_table(table: Table, verdicts: Sequence[tuple[str, str]]) -> None:
+def print_table(table: Table, verdicts: Sequence[tuple[str, str]]) -> None:
     """Print a table, and below it, where they have room, the verdicts of its rows."""
     table.columns[0].no_wrap = True
     console.print(table)
@@ -276,11 +200,11 @@ def figure2_command(
     data: Mnist,
     out: Annotated[Path, typer.Option("--out", help="Where the studies and the figure go.")] = Path("figure2"),
     steps: Annotated[int, typer.Option("--steps", help="Optimisation steps before the measurement.")] = figure2.STEPS,
-    trials: Annotated[int, typer.Option("--trials", help="Models of each layer to average over.")] = figure2.TRIALS,
+    trials: Annotated[int, typer.Option("--trials", help="Models of each layer.")] = figure2.TRIALS,
     seed: Seed = 0,
     device: Device = "auto",
 ) -> None:
-    """Measure gradient norms against tau early in training on permuted MNIST: RNN, LSTM, Clockwork, MIST."""
+    """Measure gradient norms against tau early in training on permuted MNIST."""
     task = make_task("pmnist", seed=seed, data=data)
     with watched(steps, out) as (show, stop):
         curves = figure2.run(
@@ -296,21 +220,16 @@ def figure2_command(
 
 
 @reproduce_app.command("figure3")
+@with_flags
 def figure3_command(
+    asked: RowFlags,
     out: Annotated[Path, typer.Option("--out", help="Where the studies and the page go.")] = Path("figure3"),
     delays: Annotated[str, typer.Option("--delays", help="Copy delays.")] = "50,100,200,400",
     layers: Annotated[str | None, typer.Option("--rows", help="Only these layers, such as mist,lstm.")] = None,
     control: Annotated[bool, typer.Option("--control", help="The Clockwork with 1024 units instead.")] = False,
-    trials: Trials = None,
-    steps: Steps = None,
-    seeds: Seeds = "0",
-    device: Device = "auto",
-    group_size: GroupSize = None,
-    only: Only = None,
-    fresh: Fresh = False,
 ) -> None:
     """Run the copy problem of figure 3 under the paper's protocol, and print who solves it beside the paper."""
-    wanted = _words(layers) or list(figure3.LAYERS_COMPARED)
+    wanted = words_of_flag(layers) or list(figure3.LAYERS_COMPARED)
     unknown = [name for name in wanted if name not in figure3.LAYERS_COMPARED]
     if unknown:
         raise UsageError(f"expected --rows among {', '.join(figure3.LAYERS_COMPARED)}, got {', '.join(unknown)}.")
@@ -319,26 +238,25 @@ def figure3_command(
     ]
     if not chosen:
         raise UsageError("expected no --rows with --control, because the control is a Clockwork alone.")
-    asked = Asked(trials, steps, seeds, device, group_size, only, fresh)
-    found = _run(chosen, out, study_task, asked)
-    table = Table("row", "best validation error %", "solved", box=None, pad_edge=False)
+    found = run_asked(chosen, out, study_task, asked)
+    table = Table("row", "best validation error %", "solved once", "solved at the end", box=None, pad_edge=False)
     verdicts = []
     for row, own in found:
         result = figure3.outcome(row, own)
-        table.add_row(row.label, percent(result.best_error), f"{result.solved} of {result.trials}")
+        table.add_row(row.label, percent(result.best_error), share_text(result.once), share_text(result.at_the_end))
         verdicts.append((row.label, result.verdict))
     print(
-        f"\n{figure3.TITLE}: solved is a validation error below {figure3.SOLVED:.1%}; always answering blank has "
+        f"\n{figure3.TITLE}: solved is an error below {figure3.SOLVED:.1%}; always answering blank has "
         f"{figure3.trivial_error():.2%}"
     )
-    _print_table(table, verdicts)
-    _say_what_is_shortened(chosen, asked)
+    print_table(table, verdicts)
+    say_what_is_shortened(chosen, asked)
     write_page([out], out / "report.html")
     # With what earlier commands have left there: the rows are often run one by one.
     curves = [row for row in figure3.best_curves(out) if row.curves]
     for path in draw_figure3(curves, out) if curves else ():
         print(path)
-    _leave_if_crashed(found)
+    leave_if_crashed(found)
 
 
 @app.command("report")
@@ -350,17 +268,17 @@ def report_command(
     write_page(folders, out)
 
 
-def _words(text: str | None) -> list[str]:
+def words_of_flag(text: str | None) -> list[str]:
     """Return the words in a flag, each once."""
     return list(dict.fromkeys(word.strip() for word in (text or "").split(",") if word.strip()))
 
 
-def _run(
+def run_asked(
     rows: list[Row],
     out: Path,
     task_of: Callable[[Study], Task],
-    asked: Asked,
-) -> list[tuple[Row, list[SeedRun]]]:
+    asked: RowFlags,
+) -> list[tuple[Row, list[StudyResults]]]:
     """Run what is missing of some rows, watched."""
     with watched(asked.steps or rows[0].study.total_steps, out) as (show, stop):
         return run_rows(
@@ -380,13 +298,13 @@ def _run(
         )
 
 
-def _leave_if_crashed(found: list[tuple[Row, list[SeedRun]]]) -> None:
+def leave_if_crashed(found: list[tuple[Row, list[StudyResults]]]) -> None:
     """Leave with status 1 if some trials crashed, as `mist sweep` does."""
-    if any(trial["status"] == "crashed" for _, own in found for run in own for trial in run.trials):
+    if any(trial["status"] == "crashed" for _, own in found for results in own for trial in results.trials):
         raise typer.Exit(1)
 
 
-def _say_what_is_shortened(rows: list[Row], asked: Asked) -> None:
+def say_what_is_shortened(rows: list[Row], asked: RowFlags) -> None:
     """Say in which way a run is less than the paper's."""
     paper = rows[0].study
     less = []

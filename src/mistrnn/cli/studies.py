@@ -1,7 +1,6 @@
 """Studies and single models: sweep, train, demo; tasks, layers and data."""
 
 import time
-from dataclasses import fields
 from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,61 +9,21 @@ import typer
 from rich.table import Table
 
 from mistrnn.cli._app import app, console, data_app
-from mistrnn.cli._flags import (
-    Address,
-    BatchSize,
-    CheckpointSegments,
-    CpusPerWorker,
-    Data,
-    Delay,
-    Delays,
-    Device,
-    EarlyStop,
-    EngineName,
-    Fresh,
-    GradientsEvery,
-    GroupSize,
-    Hidden,
-    Initialization,
-    LastPixels,
-    LayerName,
-    LayerNorm,
-    Length,
-    NodeData,
-    NumLayers,
-    Only,
-    OptimizerName,
-    Out,
-    Periods,
-    Precision,
-    Schedule,
-    Seed,
-    Steps,
-    TaskName,
-    Tensorboard,
-    Truncate,
-    User,
-    ValidateEvery,
-    WeightDecay,
-    Workers,
-    list_of_numbers,
-    numbers,
-)
+from mistrnn.cli._flag_groups import with_flags
+from mistrnn.cli._flags import EarlyStop
+from mistrnn.cli._layer_costs import print_costs
 from mistrnn.cli._page import write_page
 from mistrnn.cli._progress import watched
-from mistrnn.cli._task_flags import (
-    Columns,
-    GroupColumn,
-    IdColumn,
-    LabelColumn,
-    Labels,
-    PerRecording,
-    Setting,
-    TimeColumn,
-    task_settings,
+from mistrnn.cli._study_flags import (
+    EngineFlags,
+    FolderFlags,
+    GroupFlags,
+    LayerFlags,
+    TrainingFlags,
+    study_from,
 )
+from mistrnn.cli._task_flags import TaskFlags
 from mistrnn.demo import BATCH, DELAY, STEPS, TRIALS, run_demo
-from mistrnn.errors import UsageError
 from mistrnn.files import folder_at
 from mistrnn.layers import LAYERS
 from mistrnn.paper import figure3
@@ -73,113 +32,42 @@ from mistrnn.tasks._mnist_files import MIRRORS, get
 from mistrnn.tasks.hapt import prepare_hapt
 from mistrnn.tasks.mobiact import prepare_mobiact
 from mistrnn.tasks.surgical import prepare_surgical
-from mistrnn.tasks.timit import prepare_timit
+from mistrnn.tasks.timit import LABEL_AT, prepare_timit
 from mistrnn.training import Study, plus_minus, run_study, study_task, summarise
-from mistrnn.training.cluster import RayEngine
-from mistrnn.training.embedded import Engine
 from mistrnn.training.processes import process_rank
-
-ENGINES = ("embedded", "ray")
 
 
 @app.command()
+@with_flags
 def sweep(
-    task: TaskName,
-    out: Out,
-    layer: LayerName = "mist",
-    hidden: Hidden = 139,
+    task: TaskFlags,
+    layer: LayerFlags,
+    training: TrainingFlags,
+    folder: FolderFlags,
+    groups: GroupFlags,
+    engine: EngineFlags,
     trials: Annotated[
         int, typer.Option("--trials", help="Models that differ in learning rate, weights and data order.")
     ] = 50,
-    steps: Steps = None,
-    seed: Seed = 0,
-    device: Device = "auto",
-    data: Data = None,
-    delay: Delay = None,
-    length: Length = None,
-    last_pixels: LastPixels = None,
-    user: User = None,
-    labels: Labels = None,
-    label_column: LabelColumn = None,
-    per_recording: PerRecording = False,
-    columns: Columns = None,
-    id_column: IdColumn = None,
-    time_column: TimeColumn = None,
-    group_column: GroupColumn = None,
-    setting: Setting = None,
-    delays: Delays = None,
-    periods: Periods = None,
-    num_layers: NumLayers = 1,
-    layer_norm: LayerNorm = False,
-    batch_size: BatchSize = 100,
-    optimizer: OptimizerName = "sgd",
-    schedule: Schedule = "constant",
-    weight_decay: WeightDecay = 0.0,
-    initialization: Initialization = "normal",
-    precision: Precision = "high",
-    truncate: Truncate = None,
-    checkpoint_segments: CheckpointSegments = None,
-    validate_every: ValidateEvery = None,
-    gradients_every: GradientsEvery = None,
     early_stop: EarlyStop = None,
-    group_size: GroupSize = None,
-    only: Only = None,
-    engine: EngineName = "embedded",
-    address: Address = None,
-    workers: Workers = None,
-    cpus_per_worker: CpusPerWorker = 1,
-    node_data: NodeData = False,
-    tensorboard: Tensorboard = None,
-    fresh: Fresh = False,
 ) -> None:
     """Train many trials with random learning rates as one computation, and report the top 10% by validation."""
-    given = locals()  # the flags, by their names
-    _run_and_print(study_from(given), given)
+    study = study_from(task, layer, training, trials=trials, early_stop=early_stop)
+    _run_and_print(study, task.data, folder, groups, engine)
 
 
 @app.command()
+@with_flags
 def train(
-    task: TaskName,
-    out: Out,
+    task: TaskFlags,
+    layer: LayerFlags,
+    training: TrainingFlags,
+    folder: FolderFlags,
     learning_rate: Annotated[float, typer.Option("--learning-rate", help="The learning rate.")],
-    layer: LayerName = "mist",
-    hidden: Hidden = 139,
-    steps: Steps = None,
-    seed: Seed = 0,
-    device: Device = "auto",
-    data: Data = None,
-    delay: Delay = None,
-    length: Length = None,
-    last_pixels: LastPixels = None,
-    user: User = None,
-    labels: Labels = None,
-    label_column: LabelColumn = None,
-    per_recording: PerRecording = False,
-    columns: Columns = None,
-    id_column: IdColumn = None,
-    time_column: TimeColumn = None,
-    group_column: GroupColumn = None,
-    setting: Setting = None,
-    delays: Delays = None,
-    periods: Periods = None,
-    num_layers: NumLayers = 1,
-    layer_norm: LayerNorm = False,
-    batch_size: BatchSize = 100,
-    optimizer: OptimizerName = "sgd",
-    schedule: Schedule = "constant",
-    weight_decay: WeightDecay = 0.0,
-    initialization: Initialization = "normal",
-    precision: Precision = "high",
-    truncate: Truncate = None,
-    checkpoint_segments: CheckpointSegments = None,
-    validate_every: ValidateEvery = None,
-    gradients_every: GradientsEvery = None,
-    tensorboard: Tensorboard = None,
-    fresh: Fresh = False,
 ) -> None:
     """Train one model with one learning rate: a study of one trial."""
-    given = {**locals(), "trials": 1, "group_size": None, "only": None, "engine": "embedded"}
-    _run_and_print(study_from(given), given)
+    study = study_from(task, layer, training, trials=1, learning_rate=learning_rate)
+    _run_and_print(study, task.data, folder)
 
 
 @app.command()
@@ -198,8 +86,20 @@ def tasks() -> None:
 
 
 @app.command()
-def layers() -> None:
-    """List the layers."""
+def layers(
+    cost: Annotated[
+        bool, typer.Option("--cost", help="Operations, memory and time of a step, beside an LSTM.")
+    ] = False,
+    hidden: Annotated[int, typer.Option("--hidden", help="--cost: the LSTM's units.", min=1)] = 100,
+    input_size: Annotated[int, typer.Option("--input-size", help="--cost: inputs.", min=1)] = 1,
+    output_size: Annotated[int, typer.Option("--output-size", help="--cost: outputs of the readout.", min=1)] = 10,
+    steps: Annotated[int, typer.Option("--steps", help="--cost: time steps of a measured run.", min=1)] = 200,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="--cost: sequences of a measured run.", min=1)] = 100,
+) -> None:
+    """List the layers, or with --cost what a step of each costs."""
+    if cost:
+        print_costs(hidden, input_size, output_size, steps=steps, batch=batch_size)
+        return
     table = Table("layer", "what it is", box=None, pad_edge=False)
     for name, kind in LAYERS.items():
         table.add_row(name, (kind.__doc__ or "").split("\n")[0].split(";")[0])
@@ -211,9 +111,15 @@ PreparedIn = Annotated[Path, typer.Option("--dir", help="The folder to make.")]
 
 
 @data_app.command()
-def timit(place: From, folder: PreparedIn) -> None:
+def timit(
+    place: From,
+    folder: PreparedIn,
+    label_at: Annotated[
+        str, typer.Option("--label-at", help="Where a frame's label is read: start (the authors' choice) or middle.")
+    ] = LABEL_AT[0],
+) -> None:
     """Prepare TIMIT, or the sample of it that comes with NLTK."""
-    prepare_timit(place, folder, print)
+    prepare_timit(place, folder, print, label_at=label_at)
 
 
 @data_app.command()
@@ -280,58 +186,31 @@ def demo(
     write_page([out], out / "report.html")
 
 
-def study_from(given: dict[str, Any]) -> Study:
-    """Return the study that the flags of `sweep` or `train` describe."""
-    return Study(
-        **{field.name: given[field.name] for field in fields(Study) if field.name in given},
-        task_settings=task_settings(given),
-        layer_options=_layer_options(given),
-    )
-
-
-def engine_from(given: dict[str, Any]) -> Engine | None:
-    """Return the engine that the flags describe; none is this process."""
-    if given["engine"] not in ENGINES:
-        raise UsageError(f"expected --engine among {', '.join(ENGINES)}, got {given['engine']!r}.")
-    if given["engine"] == "ray":
-        return RayEngine(**{field.name: given[field.name] for field in fields(RayEngine)})
-    for field in fields(RayEngine):
-        if field.name in given and given[field.name] != field.default:
-            raise UsageError(f"--{field.name.replace('_', '-')} belongs to --engine ray.")
-    return None
-
-
-def _layer_options(given: dict[str, Any]) -> dict[str, Any]:
-    chosen: dict[str, Any] = {}
-    for name in ("delays", "periods"):
-        if (text := given[name]) is not None:
-            chosen[name] = numbers(name, text)
-    if given["num_layers"] != 1:
-        chosen["num_layers"] = given["num_layers"]
-    if given["layer_norm"]:
-        chosen["layer_norm"] = True
-    return chosen
-
-
-def _run_and_print(study: Study, given: dict[str, Any]) -> None:
+def _run_and_print(
+    study: Study,
+    data: Path | None,
+    folder: FolderFlags,
+    groups: GroupFlags = GroupFlags(),  # noqa: B008 (frozen)
+    engine_flags: EngineFlags = EngineFlags(),  # noqa: B008 (frozen)
+) -> None:
     """Run a study, print its trials, and leave with status 1 if some crashed."""
-    engine = engine_from(given)
-    out = folder_at(given["out"]).place  # an unknown address is refused before any data is read
-    task = study_task(study, given["data"])
+    engine = engine_flags.chosen()
+    out = folder_at(folder.out).place  # an unknown address is refused before any data is read
+    task = study_task(study, data)
     with watched(study.total_steps, out) as (show, stop):
         rows = run_study(
             study,
             out,
-            data=given["data"],
-            device=given["device"],
-            fresh=given["fresh"],
-            group_size=given["group_size"],
-            only=None if given["only"] is None else list_of_numbers("only", given["only"]),
+            data=data,
+            device=folder.device,
+            fresh=folder.fresh,
+            group_size=groups.group_size,
+            only=groups.trials(),
             report=show.step,
             say=show.line,
             stop=stop,
             task=task,
-            log_dir=given["tensorboard"],
+            log_dir=folder.tensorboard,
             engine=engine,
         )
     if process_rank() == 0:
