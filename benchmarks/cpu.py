@@ -1,7 +1,7 @@
-"""The fused CPU forms against what a user would pick instead: `make bench`.
+"""Fused CPU kernels compared with the usual alternative: `make bench`.
 
-Both sides of a row are measured in turn in this one run, and the row is their ratio. Nothing is printed unless the tests of
-the measured forms are green. `--record FILE` writes the table to a file, too.
+Both sides of a row are measured in turn in one run; the row is their ratio. A table is printed only if the tests of the kernels
+pass. `--record FILE` also writes the table to a file.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 import mistrnn
-from mistrnn.kernels._library import INSTRUCTION_SETS, library
+from mistrnn.kernels.cpu.library import INSTRUCTION_SETS, loaded
 
 ROOT = Path(__file__).parent.parent
 STEPS, BATCH = 784, 100
@@ -28,11 +28,11 @@ THREADS = 2
 
 Work = Callable[[], object]
 Row = tuple[str, str, str, float, str, float, bool]
-"""What is measured, both sides in words, the ratio, its unit or direction, the aim, whether a higher ratio is better."""
+"""The measurement, both sides in words, the ratio, its unit or direction, the target, whether a higher ratio is better."""
 
 
 def milliseconds(*sides: Work, repeats: int = 11) -> list[float]:
-    """Return the median time of each side, measured in turn so that the machine's moods meet all alike."""
+    """Return the median time of each side, measured in turn so that load on the machine affects all sides alike."""
     times: list[list[float]] = [[] for _ in sides]
     for side in sides:
         side()
@@ -46,7 +46,7 @@ def milliseconds(*sides: Work, repeats: int = 11) -> list[float]:
 
 
 def training(layer: nn.Module, input: Tensor, loss: str) -> Work:
-    """Forward and backward with the loss at every step or at the last one."""
+    """Run forward and backward with the loss at every step or at the last one."""
 
     def work() -> None:
         layer.zero_grad()
@@ -67,7 +67,7 @@ def forward_only(layer: nn.Module, input: Tensor) -> Work:
 
 
 def products(hidden: int, delays: int) -> Work:
-    """Do the matrix products that MIST cannot avoid: two a step forwards, two backwards, weight gradients over all steps."""
+    """Compute the matrix products that MIST needs: two per step forward, two backward, weight gradients over all steps."""
     rows = delays + hidden
     h, gates, new = torch.randn(BATCH, hidden), torch.empty(BATCH, rows), torch.empty(BATCH, hidden)
     w_gates, w_new = torch.randn(rows, hidden), torch.randn(hidden, hidden)
@@ -88,19 +88,19 @@ def products(hidden: int, delays: int) -> Work:
 
 
 def flops(hidden: int, delays: int) -> float:
-    """Floating-point operations of those products and of the input's share."""
+    """Return the floating-point operations of these products and of the input projection."""
     return 3 * 2.0 * STEPS * BATCH * (delays + 2 * hidden) * (hidden + 2)
 
 
 def attainable() -> float:
-    """Floating-point operations per second of torch's best matrix product here."""
+    """Return the floating-point operations per second of torch's best matrix product on this machine."""
     a, b, c = (torch.randn(1536, 1536) for _ in range(3))
     (ms,) = milliseconds(lambda: torch.mm(a, b, out=c))
     return 2.0 * 1536**3 / ms * 1000
 
 
 def peak_extra(steps: int, loss: str) -> float:
-    """Megabytes beyond what was there that a forward + backward of MIST 139 takes at its peak, in a fresh process."""
+    """Return the peak extra megabytes of a forward + backward of MIST 139, in a fresh process."""
     code = f"""
 import torch, mistrnn
 def status(key):
@@ -121,17 +121,17 @@ print(status("VmHWM") - before)
 
 
 def import_seconds() -> float:
-    """Seconds that `import mistrnn` takes beyond `import torch`."""
+    """Return the seconds that `import mistrnn.layers` takes beyond `import torch`."""
 
     def once(what: str) -> float:
         code = f"import time; t = time.perf_counter(); import {what}; print(time.perf_counter() - t)"
         return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
-    return statistics.median([once("torch, mistrnn") - once("torch") for _ in range(5)])
+    return statistics.median([once("torch, mistrnn.layers") - once("torch") for _ in range(5)])
 
 
 def rows() -> Iterator[Row]:
-    """Measure one row after another."""
+    """Measure the rows one by one."""
     input = torch.randn(STEPS, BATCH, 1)
     mist, lstm = mistrnn.MIST(1, 139), nn.LSTM(1, 100)
     about = f"batch {BATCH}, {STEPS} steps"
@@ -189,11 +189,11 @@ def rows() -> Iterator[Row]:
     for batch in (100, 10):
         yield trials(16, batch)
     seconds = import_seconds()
-    yield "`import mistrnn` beyond `import torch`", f"{seconds:.2f} s", "", seconds, "s", 0.3, False
+    yield "`import mistrnn.layers` beyond `import torch`", f"{seconds:.2f} s", "", seconds, "s", 0.3, False
 
 
 def odd_sizes() -> Iterator[Row]:
-    """Measure our LSTM against torch's at sizes that suit no vector and no cache."""
+    """Measure our LSTM against torch's at sizes that fit neither vectors nor caches well."""
     single, double = torch.float32, torch.float64
     for hidden, batch, steps, dtype in (
         (1, 100, 784, single),
@@ -216,7 +216,7 @@ def odd_sizes() -> Iterator[Row]:
 
 
 def streaming() -> Row:
-    """Measure a stream, with what Python adds to each step."""
+    """Measure a stream, including Python's overhead per step."""
     stream, cell = mistrnn.MIST(1, 139).eval().stream(1), nn.LSTMCell(1, 100)
     inputs = list(torch.randn(3000, 1, 1))
 
@@ -243,7 +243,7 @@ def streaming() -> Row:
 
 
 def trials(count: int, batch: int) -> Row:
-    """Measure many trials as one computation against one after another."""
+    """Measure many trials as one computation against the same trials one by one."""
     layers = [mistrnn.MIST(1, 64) for _ in range(count)]
     parameters, _ = stack_module_state(list(layers))
     inputs = torch.randn(count, STEPS, batch, 1)
@@ -261,23 +261,23 @@ def trials(count: int, batch: int) -> Row:
 
 
 def main() -> None:
-    """Run the tests, then print the table, and write it where told."""
+    """Run the tests, print the table and optionally write it to a file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--record", type=Path, help="write the table to this file, too")
+    parser.add_argument("--record", type=Path, help="also write the table to this file")
     arguments = parser.parse_args()
     parallel = ["-n", "2"] if importlib.util.find_spec("xdist") else []
     tests = [sys.executable, "-m", "pytest", *parallel, "tests/kernels", "tests/layers/test_forms.py"]
     if subprocess.run(tests, cwd=ROOT).returncode:
-        sys.exit("the tests of the fused forms are red: no speed is reported")
+        sys.exit("the tests of the fused kernels fail: no speed is reported")
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
-    assert library is not None
+    assert loaded is not None
     lines = [
-        "# The fused CPU forms",
+        "# Fused CPU kernels",
         "",
         heading(
             "python benchmarks/cpu.py",
-            f"mistrnn {mistrnn.__version__}, {INSTRUCTION_SETS[library.level]} code; fp32, 1 input, medians of 11 runs.",
+            f"mistrnn {mistrnn.__version__}, {INSTRUCTION_SETS[loaded.level]} code; fp32, 1 input, medians of 11 runs.",
         ),
         "",
         "| measurement | ours | against | ratio | aim | |",
@@ -294,7 +294,7 @@ def main() -> None:
     floor = 1000 * flops(139, 8) / rate
     lines += [
         "",
-        f"The floor: torch's best matrix product runs at {rate / 1e9:.0f} GFLOP/s here (1536 x 1536). The "
+        f"Lower bound: torch's best matrix product runs at {rate / 1e9:.0f} GFLOP/s here (1536 x 1536). The "
         f"{flops(139, 8) / 1e9:.1f} GFLOP of MIST 139's forward + backward take {floor:.0f} ms at that rate.",
     ]
     print("\n".join(lines[-2:]))

@@ -1,7 +1,7 @@
-"""A sweep on workers of a Ray cluster against the same sweep in one process, on this machine's cores: `make bench-engines`.
+"""A sweep on a Ray cluster compared with the same sweep in one process, on this machine's cores: `make bench-engines`.
 
-All sides train the same trials to the same results (checked before anything is printed). Counted are the seconds from the
-first step to the end; starting the cluster is a column of its own.
+All sides train the same trials to the same results, which is checked before anything is printed. The time runs from the first
+step to the end; the startup of the cluster is a separate column.
 """
 
 import argparse
@@ -30,7 +30,7 @@ STUDY = Study(
 )
 MANY = 12
 SHORT = Study(**{**STUDY.as_dict(), "trials": MANY, "hidden": 8, "steps": 4, "validate_every": 4, "batch_size": 10})
-"""Groups of one trial that train next to nothing: what is left is what a group costs."""
+"""Groups of one trial with hardly any training: their time is the overhead of a group."""
 
 # One group of 50 trials of MIST 139 on permuted MNIST, the whole protocol, on one H200 (results/table1).
 GROUP_SECONDS, GROUP_TRIALS, PARAMETERS = 345.0, 50, 41_726
@@ -39,7 +39,7 @@ PAPER_TRIALS, PAPER_GPUS, CHECKPOINT_SECONDS = 10_000, 64, 60.0
 
 @dataclass
 class Ran:
-    """What one side needed."""
+    """The times and errors of one side."""
 
     starting: float
     training: float
@@ -84,12 +84,12 @@ def main() -> None:
     base = found[0][1]
     for name, ran in found:
         if any(abs(a - b) > 2e-3 for a, b in zip(ran.errors, base.errors, strict=True)):
-            sys.exit(f"{name}: other results than {sides[0][0]}; no speed is reported")
+            sys.exit(f"{name}: results differ from {sides[0][0]}; no speed is reported")
     print(about)
     print(
         f"\n{TRIALS} trials of MIST 64 on copy, delay 50, batch 100, 150 steps and 3 validations, groups of {GROUP}\n"
     )
-    print("| engine | trials per second | against embedded | starting, s |\n| --- | --- | --- | --- |")
+    print("| engine | trials per second | against embedded | startup, s |\n| --- | --- | --- | --- |")
     for name, ran in found:
         print(f"| {name} | {TRIALS / ran.training:.2f} | {base.training / ran.training:.2f}x | {ran.starting:.1f} |")
     cost = overhead(repeats)
@@ -100,14 +100,14 @@ def main() -> None:
 
 
 def overhead(repeats: int) -> float:
-    """Return the seconds that a group costs on a worker beyond what it costs in this process."""
+    """Return the extra seconds of a group on a worker, compared with this process."""
     here = median(lambda: timed(SHORT, 1, None, 1), repeats).training
     there = median(lambda: timed(SHORT, 1, RayEngine(workers=1), 1), repeats).training
     return max(0.0, there - here) / MANY
 
 
 def on_paper(cost: float, starting: float) -> str:
-    """Return what many trials on many GPUs would take, with the formula."""
+    """Return the estimated time of many trials on many GPUs, with the formula."""
     groups = -(-PAPER_TRIALS // GROUP_TRIALS)
     waves = -(-groups // PAPER_GPUS)
     seconds = starting + waves * (GROUP_SECONDS + cost)
@@ -116,13 +116,13 @@ def on_paper(cost: float, starting: float) -> str:
     traffic = PAPER_GPUS * checkpoint / CHECKPOINT_SECONDS
     return "\n".join(
         [
-            f"On paper: {PAPER_TRIALS:,} trials on {PAPER_GPUS} GPUs, in groups of g = {GROUP_TRIALS}.",
+            f"Estimate: {PAPER_TRIALS:,} trials on {PAPER_GPUS} GPUs, in groups of g = {GROUP_TRIALS}.",
             f"T = start + ceil(trials / g / GPUs) x (group + overhead) = {starting:.0f} + {waves} x ({GROUP_SECONDS:.0f} + "
             f"{cost:.2f}) s = {seconds / 60:.0f} min,",
             f"where a group of MIST 139 with the paper's whole protocol takes {GROUP_SECONDS:.0f} s on one H200 "
             f"(results/table1); one GPU would take {groups * GROUP_SECONDS / 3600:.0f} h.",
             f"Checkpoints of {checkpoint / 1e6:.0f} MB per group every {CHECKPOINT_SECONDS:.0f} s are {traffic / 1e6:.0f} MB/s "
-            "at the process that keeps the folder.",
+            "at the process that writes the folder.",
         ]
     )
 

@@ -1,10 +1,10 @@
-"""How fast the fused GPU forms are, beside what a user would pick instead: cuDNN's layers, in the same run.
+"""Fused GPU kernels compared with cuDNN's layers, in the same run.
 
     python benchmarks/gpu.py [--out FILE] [--precision high|highest]
 
-1 input, batch 100, 784 steps, unless a row says otherwise. Times are medians of device events: of training steps that follow
-each other as in a training loop, and of single calls forwards. The share of the roofline is the larger of two times (bytes
-that must move, and products that must be made, over the ceilings measured in the same run) over the time that was measured.
+1 input, batch 100, 784 steps, unless a row says otherwise. Times are medians of device events: of consecutive training steps,
+as in a training loop, and of single forward calls. The share of the roofline is the larger of two lower bounds (bytes to move
+and products to compute, at the ceilings measured in the same run) divided by the measured time.
 """
 
 import argparse
@@ -22,16 +22,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from mistrnn.kernels import cuda
+from mistrnn.kernels.cuda import backend as cuda
 from mistrnn.layers import GRU, LAYERS, LSTM, MIST, NARX, RNN, Clockwork, RecurrentLayer
 from mistrnn.training.capture import Captured
 
 STEPS, BATCH, TRIALS, IN_A_ROW = 784, 100, 50, 5
-INPUTS = 13  # of the rows with several: as many as the features of speech in table 3
+INPUTS = 13  # for the rows with several inputs: the number of speech features in table 3
 
 
 def milliseconds(function: Callable[[], Any], repeats: int = 9, in_a_row: int = 1) -> float:
-    """Return the median of a few runs after two to warm up; each is one call, or the mean of several in a row."""
+    """Return the median of a few runs after two warm-up runs; each is one call, or the mean of several in a row."""
     times = []
     for k in range(repeats + 2):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -46,14 +46,14 @@ def milliseconds(function: Callable[[], Any], repeats: int = 9, in_a_row: int = 
 
 
 def last_step(result: Any) -> Tensor:
-    """Return h of the last step [B, H] from what a layer returns, ours or torch's: a loss at the last step reads the state."""
+    """Return h of the last step [B, H] from the result of a layer, ours or torch's; a loss at the last step reads the state."""
     _, state = result
-    h: Tensor = state[0] if isinstance(state, tuple) else state  # [N, B, H], or [N, M, B, H] with history
-    return h.flatten(0, -3)[-1]
+    h: Tensor = state[0] if isinstance(state, tuple) else state  # [N, B, H]
+    return h[-1]
 
 
 def training(layer: RecurrentLayer | nn.RNNBase, steps: int = STEPS, batch: int = BATCH) -> float:
-    """Time a run forwards and backwards with the loss at the last step."""
+    """Time forward and backward with the loss at the last step."""
     x = torch.randn(steps, batch, layer.input_size, device="cuda")
     parameters = list(layer.parameters())
 
@@ -64,14 +64,14 @@ def training(layer: RecurrentLayer | nn.RNNBase, steps: int = STEPS, batch: int 
 
 
 def inference(layer: nn.Module, batch: int) -> float:
-    """Time a run forwards without gradients."""
+    """Time forward without gradients."""
     x = torch.randn(STEPS, batch, 1, device="cuda")
     with torch.no_grad():
         return milliseconds(lambda: layer(x))
 
 
 def many(layer: RecurrentLayer, trials: int = TRIALS, steps: int = STEPS) -> tuple[float, float]:
-    """Time a whole training step of many trials as one CUDA graph, and return the memory that it takes, in GiB."""
+    """Return the time of a training step of many trials as one CUDA graph, and its memory in GiB."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     stacked = {name: p.detach().expand(trials, *p.shape).clone() for name, p in layer.named_parameters()}
@@ -91,7 +91,7 @@ def many(layer: RecurrentLayer, trials: int = TRIALS, steps: int = STEPS) -> tup
 
 
 def ceilings() -> tuple[float, float]:
-    """Bytes a second that a copy moves, and products a second of bfloat16 matrices."""
+    """Return the bytes per second of a copy, and the operations per second of bfloat16 products."""
     a = torch.empty(2**29, device="cuda")
     b = torch.empty_like(a)
     copy = 2 * a.numel() * 4 / milliseconds(lambda: b.copy_(a)) * 1e3
@@ -100,19 +100,19 @@ def ceilings() -> tuple[float, float]:
 
 
 def floor(layer: RecurrentLayer, trials: int, rates: tuple[float, float], steps: int = STEPS) -> float:
-    """Milliseconds that a training step must take: weights are multiplied three times, in so many parts each."""
+    """Return the lower bound of a training step in ms: weights are multiplied three times, with the products of the splits."""
     weights = sum(p.numel() for name, p in layer.named_parameters() if name.startswith("weight"))
-    terms = {1: 1, 2: 3, 3: 6}[cuda.PARTS[torch.get_float32_matmul_precision()]]
+    terms = {1: 1, 2: 3, 3: 6}[cuda.SPLITS[torch.get_float32_matmul_precision()]]
     rows, hidden = trials * steps * BATCH, layer.hidden_size
-    gates = sum(layer._row_blocks())
+    gates = sum(layer.norm_blocks())
     products = 3 * terms * 2 * weights * rows / rates[1]
-    # Written and read once: the states, the gates, the gradients of both, and what is multiplied by them.
+    # Written and read once: the states, the gates, the gradients of both, and the operands of the weight gradients.
     moved = 4 * rows * (2 * hidden + 2 * gates + 2 * gates + 2 * hidden) / rates[0]
     return 1e3 * max(products, moved)
 
 
 def first_use() -> tuple[float, float]:
-    """Seconds from a layer to its first gradients in a new process, less what torch's own layer needs there: cold and warm."""
+    """Return the seconds from a layer to its first gradients in a new process, less those of torch's layer: cold and warm."""
     program = (
         "import time, torch; torch.randn(9, device='cuda').sum().item(); l = torch.nn.LSTM(1, 8, device='cuda');"
         "l(torch.randn(3, 2, 1, device='cuda'))[0].sum().backward(); import mistrnn; torch.cuda.synchronize();"
@@ -121,7 +121,7 @@ def first_use() -> tuple[float, float]:
         "print(time.perf_counter() - t)"
     )
     with tempfile.TemporaryDirectory() as folder:
-        # CUDA has a compile cache of its own, which must be as new.
+        # CUDA's own compile cache must be empty as well.
         places = {**os.environ, "MISTRNN_CACHE": folder, "CUDA_CACHE_PATH": f"{folder}/cuda"}
         cold, warm = (
             float(subprocess.run([sys.executable, "-c", program], env=places, check=True, capture_output=True).stdout)
@@ -137,7 +137,7 @@ def table(precision: str, rates: tuple[float, float]) -> list[str]:
     lines = [
         f'## Precision "{precision}"',
         "",
-        "| measurement | ours, ms | alternative, ms | ratio | wanted | of the roofline |",
+        "| measurement | ours, ms | alternative, ms | ratio | target | of the roofline |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
 
@@ -211,7 +211,7 @@ def table(precision: str, rates: tuple[float, float]) -> list[str]:
         )
     for batch in (1, 1000):
         row(
-            f"MIST 139 forwards only, batch {batch}, against cuDNN LSTM 100",
+            f"MIST 139 forward only, batch {batch}, against cuDNN LSTM 100",
             inference(mist, batch),
             inference(nn.LSTM(1, 100, **device), batch),
             "1x",
@@ -224,25 +224,25 @@ def table(precision: str, rates: tuple[float, float]) -> list[str]:
 
 
 def main() -> None:
-    """Measure, print, and write a file if asked to."""
+    """Measure, print and optionally write a file."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--precision", choices=["high", "highest"], nargs="*", default=["high", "highest"])
+    parser.add_argument("--precision", heuristics=["high", "highest"], nargs="*", default=["high", "highest"])
     chosen = parser.parse_args()
     if not torch.cuda.is_available():
-        sys.exit("expected a CUDA device, and there is none: nothing was measured.")
+        sys.exit("expected a CUDA device, got none: nothing was measured.")
     assert set(LAYERS) == {"mist", "narx", "clockwork", "rnn", "lstm", "gru"}
     rates = ceilings()
     cold, warm = first_use()
     lines = [
-        "# The fused GPU forms beside cuDNN",
+        "# Fused GPU kernels compared with cuDNN",
         "",
         f"`python benchmarks/gpu.py`, {time.strftime('%Y-%m-%d')}, {torch.cuda.get_device_name()}, torch {torch.__version__}.",
-        "1 input, batch 100, 784 steps, float32, loss at the last step; a ratio above 1 means that ours is faster.",
+        "1 input, batch 100, 784 steps, float32, loss at the last step. A ratio above 1 means that ours is faster.",
         "",
         f"Ceilings in this run: copy {rates[0] / 1e12:.2f} TB/s, bfloat16 products {rates[1] / 1e12:.0f} TFLOP/s.",
-        f"First use of MIST 139 to first gradients: {cold:.1f} s with a cold cache of kernels (wanted 10), {warm:.2f} s with a "
-        "warm one (wanted 0.5).",
+        f"Time from first use of MIST 139 to first gradients: {cold:.1f} s with a cold kernel cache (target 10), "
+        f"{warm:.2f} s with a warm one (target 0.5).",
         "",
     ]
     print("\n".join(lines))

@@ -1,8 +1,9 @@
-"""The product of several inputs with weight_ih on the GPU, in TF32 and in float32: whence NARROW in kernels/products.py.
+"""The product of several inputs with weight_ih on the GPU, in TF32 and in float32.
 
     python benchmarks/inputs.py
 
-Batches of 100 sequences of 70 steps, as in the copy problem with a delay of 50; 50 trials, or 10 of 512 units.
+The result sets NARROW in kernels/cuda/matmul_precision.py. Batches of 100 sequences of 70 steps, as in the copy problem with a
+delay of 50; 50 trials, or 10 of 512 units.
 """
 
 import torch

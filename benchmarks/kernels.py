@@ -1,9 +1,9 @@
-"""How long each kernel of a training step takes on the GPU, by torch's profiler: where the times of benchmarks/gpu.py go.
+"""Times of the kernels of a training step on a GPU, by torch's profiler; they break down the times of benchmarks/gpu.py.
 
     python benchmarks/kernels.py [--layers mist,lstm] [--trials 1,50] [--inputs 1] [--precision high] [--define NAME=VALUE ...]
 
-Batch 100, 784 steps, the loss at the last step, the sizes of table 1. `--define` hands a constant to the compiler of
-the kernels: how variants of them are compared in one run.
+Batch 100, 784 steps, the loss at the last step, the sizes of table 1. `--define` passes a constant to the compiler of the
+kernels, to compare variants in one run.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.profiler import ProfilerActivity, profile
 
-from mistrnn.kernels import _nvrtc
+from mistrnn.kernels.cuda import jit
 from mistrnn.layers import LAYERS, RecurrentLayer
 
 SIZES = {"mist": 139, "lstm": 100, "rnn": 198, "clockwork": 256, "narx": 64, "gru": 100}
@@ -25,7 +25,7 @@ REPEATS = 4
 
 
 def training_step(layer: RecurrentLayer, trials: int) -> Callable[[], Any]:
-    """Return a function that computes all gradients of so many trials at once."""
+    """Return a function that computes all gradients of several trials at once."""
 
     def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
         return last_step(functional_call(layer, parameters, (x,))).square().sum()
@@ -41,7 +41,7 @@ def training_step(layer: RecurrentLayer, trials: int) -> Callable[[], Any]:
 def kernel_times(step: Callable[[], Any]) -> dict[str, list[float]]:
     """Return the milliseconds of every kernel and its runs within a training step: the best of a few steps.
 
-    A kernel that does not run equally often in all of them has the mean of a step instead.
+    A kernel whose number of runs differs between steps gets the mean over steps.
     """
     step(), step()
     torch.cuda.synchronize()
@@ -66,11 +66,11 @@ def main() -> None:
     parser.add_argument("--layers", default=",".join(SIZES))
     parser.add_argument("--trials", default="1,50")
     parser.add_argument("--inputs", type=int, default=1)
-    parser.add_argument("--precision", default="high", choices=["high", "highest"])
+    parser.add_argument("--precision", default="high", heuristics=["high", "highest"])
     parser.add_argument("--define", action="append", default=[])
     given = parser.parse_args()
     torch.set_float32_matmul_precision(given.precision)
-    _nvrtc.OPTIONS = (*_nvrtc.OPTIONS, *(f"-D{constant}" for constant in given.define))
+    jit.OPTIONS = (*jit.OPTIONS, *(f"-D{constant}" for constant in given.define))
     for name in given.layers.split(","):
         layer = LAYERS[name](given.inputs, SIZES[name], device="cuda")
         for trials in map(int, given.trials.split(",")):

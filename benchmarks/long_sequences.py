@@ -1,6 +1,6 @@
-"""What recomputation costs: the gradients of one step of a study in segments, against those through all steps at once.
+"""The cost of recomputation: the gradients of one step of a study in segments, compared with all steps at once.
 
-Both sides of a row are measured in turn in this one run: `OMP_NUM_THREADS=1 python benchmarks/long_sequences.py`.
+Both sides of a row are measured in turn in one run: `OMP_NUM_THREADS=1 python benchmarks/long_sequences.py`.
 """
 
 import torch

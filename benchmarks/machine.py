@@ -1,4 +1,4 @@
-"""What every benchmark says about where it ran."""
+"""The description of the machine in every benchmark."""
 
 import os
 import platform
@@ -19,7 +19,7 @@ def processor() -> str:
 
 
 def heading(command: str, rest: str) -> str:
-    """Return one line: machine, versions, date, command, and what else there is to say."""
+    """Return one line: machine, versions, date, command and remarks."""
     return (
         f"{processor()}, {torch.get_num_threads()} threads, {os.cpu_count()} cores; Python {platform.python_version()}, "
         f"torch {torch.__version__}; {time.strftime('%Y-%m-%d')}; `{command}`; {rest}"

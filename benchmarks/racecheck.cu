@@ -1,15 +1,15 @@
-// What compute-sanitizer's racecheck knows of counters in shared memory (mbarriers), which our kernels hand over with.
+// A test of compute-sanitizer's racecheck on mbarriers in shared memory, by which our kernels pass data between warps.
 //
 //     nvcc -arch=sm_90 -o racecheck benchmarks/racecheck.cu
 //     for n in 0 1 2 3; do compute-sanitizer --tool racecheck ./racecheck $n; done
 //
-// One warp writes 32 numbers, arrives, and another one waits and reads them.
-//     0  one lane arrives after the warp has come together: right, and what our kernels do
-//     1  all lanes arrive: right
-//     2  one lane arrives, and nothing orders it after the others: a race
-//     3  the numbers come from another block of the cluster and count themselves in: right
-// On an H200 with version 2025.3.1 it reports 0 and 2 alike and neither 1 nor 3: it does not follow the warp's barrier. So
-// the kernels that it watches let all lanes arrive (ARRIVING_LANES in device.cuh).
+// One warp writes 32 numbers and arrives; another warp waits and reads them.
+//     0  one lane arrives after __syncwarp: correct, and the way of our kernels
+//     1  all lanes arrive: correct
+//     2  one lane arrives without an order after the other lanes: a race
+//     3  another block of the cluster writes the numbers with st.async, which completes the barrier: correct
+// On an H200, version 2025.3.1 reports both 0 and 2, and neither 1 nor 3: it does not follow __syncwarp. The kernels under
+// racecheck therefore let all lanes arrive (ARRIVING_LANES in device.cuh).
 #include <cstdio>
 #include <cstdlib>
 

@@ -1,8 +1,7 @@
-"""One sweep of 8 trials against 8 separate runs of the same trials, on the CPU: `make bench`.
+"""One sweep of 8 trials compared with 8 separate runs of the same trials, on the CPU: `make bench`.
 
-Both sides train the same trials to the same parameters (checked before anything is printed); the ratio is of their times
-in this one run. Memory that is freed stays with the process, as in the `mist` command; the last column is the sweep without
-that.
+Both sides train the same trials to the same parameters, which is checked before anything is printed. The ratio is that of their
+times in one run. The process keeps freed memory, as the `mist` command does; the last column is the sweep without this.
 """
 
 import argparse
@@ -31,7 +30,7 @@ CASES = [
 
 
 def trained(study: Study, task: Task, trials: Sequence[int]) -> tuple[Group, float]:
-    """Train the trials together and return them with the seconds that their steps took."""
+    """Train the trials together and return them with the seconds of their steps."""
     group = Group(study, task, trials, CPU)
     start = time.perf_counter()
     for _ in range(STEPS - 1):  # the last step would validate
@@ -62,7 +61,7 @@ def sweep_alone(study: Study) -> float:
 
 
 def compare(study: Study, given_back_seconds: float) -> str:
-    """Return a table row, or leave if the two sides do not agree."""
+    """Return a table row; exit if the results of the two sides differ."""
     task = make_task(study.task, study.task_settings)
     trained(study, task, range(TRIALS))  # warm up
     separate = [trained(study, task, [trial]) for trial in range(TRIALS)]
@@ -84,9 +83,9 @@ def compare(study: Study, given_back_seconds: float) -> str:
 
 
 def main() -> None:
-    """Print the table, and write it where told."""
+    """Print the table and optionally write it to a file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--record", type=Path, help="write the table to this file, too")
+    parser.add_argument("--record", type=Path, help="also write the table to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(2)
     lines = [
@@ -94,8 +93,8 @@ def main() -> None:
         "",
         heading("python benchmarks/sweep.py", f"fp32, mean of {STEPS - 1} optimisation steps."),
         "",
-        f"| study | {TRIALS} runs, one by one: ms per step of all | one sweep: ms per step of all | the sweep is faster by "
-        "| the sweep, where freed memory goes back to the system |",
+        f"| study | {TRIALS} separate runs: ms per step of all | one sweep: ms per step of all | speed-up of the sweep "
+        "| sweep that returns freed memory to the system: ms |",
         "| --- | --- | --- | --- | --- |",
     ]
     print("\n".join(lines), flush=True)

@@ -1,13 +1,13 @@
 # %% [markdown]
-# # From raw sensor files to a classifier that answers while it listens
+# # From raw sensor files to a streaming classifier
 #
-# HAPT: 30 people carried a smartphone at the waist; acceleration and rotation were recorded 50 times a second, and segments of
-# the recordings are labelled with one of 12 activities and changes of posture (Reyes-Ortiz et al., Neurocomputing 171, 2016).
+# HAPT: 30 people carried a smartphone at the waist. Acceleration and rotation were recorded 50 times a second. Segments of the
+# recordings are labelled with one of 12 activities and changes of posture (Reyes-Ortiz et al., Neurocomputing 171, 2016).
 #
 #     python examples/hapt_streaming.py HAPT.zip --out hapt
 #
-# Reads the archive (or a folder with the same files), trains, tests on people who are not in the training data, and streams.
-# About 3 minutes on 2 CPU cores. Needs `pip install '.[estimators]'`.
+# The script reads the archive (or a folder with the same files), trains, tests on people outside of the training data, and
+# streams. About 3 minutes on 2 CPU cores. Needs `pip install '.[estimators]'`.
 
 # %%
 import argparse
@@ -31,14 +31,14 @@ options = parser.parse_args()
 options.out.mkdir(parents=True, exist_ok=True)
 started = time.monotonic()
 
-EVERY = 5  # 50 Hz become 10 Hz, each sample the mean of 5
+EVERY = 5  # 50 Hz are reduced to 10 Hz; each sample is the mean of 5
 HERTZ = 50 // EVERY
 
 # %% [markdown]
 # ## The raw files
 #
-# `RawData/acc_exp01_user01.txt` holds three numbers a line, `gyro_…` likewise; `RawData/labels.txt` says which samples of which
-# recording are which activity; `subject_id_test.txt` names the people to test on.
+# `RawData/acc_exp01_user01.txt` and `gyro_…` hold three numbers per line. `RawData/labels.txt` gives the activity of each
+# segment, by recording and sample numbers. `subject_id_test.txt` names the people of the test set.
 
 # %%
 if options.data.is_dir():
@@ -66,7 +66,7 @@ print(f"{len(recordings)} recordings of {len({user for _, user in recordings})} 
 # %% [markdown]
 # ## Cases
 #
-# One case for each labelled segment: an array [channels, time], as long as the segment is. Nothing needs to be padded or cut.
+# Each labelled segment is one case: an array [channels, time] of the segment's own length. No padding or cutting is needed.
 
 # %%
 cases, labels, people = [], [], []
@@ -94,11 +94,11 @@ print(
 # %%
 model = SequenceClassifier(class_weight="balanced", max_epochs=options.epochs, random_state=0, verbose=True)
 model.fit([cases[k] for k in train], labels[train])
-print(model.network_.recurrent_layers()[0])
+print(model.network_.networks[0].recurrent_layers()[0])
 print(f"{model.parameter_count():,} parameters, {model.n_epochs_} epochs")
 
 # %% [markdown]
-# ## On people who are not in the training data
+# ## Test on people outside of the training data
 
 # %%
 test_cases = [cases[k] for k in test]
@@ -115,11 +115,11 @@ axes.set_title(f"Test segments of {len(set(people[test]))} new people: accuracy 
 figure.savefig(options.out / "confusion.png", dpi=120)
 
 # %% [markdown]
-# ## How long must it listen?
+# ## Accuracy against time
 #
-# The same classifier predicts as if a segment ended at each of its steps. The accuracy after so many seconds, among segments
-# that last at least so long, starts low: changes of posture are short, and the classifier takes every short segment for one.
-# The next part trains a model for a label at every step.
+# The same classifier also predicts at each step, as if the segment ended there. The curve shows the accuracy after t seconds,
+# among segments of at least t seconds. It starts low: changes of posture are short, and the classifier predicts one for every
+# short segment. The next section trains a model for a label at every step.
 
 # %%
 at_every_step = model.predict_proba_at_every_step(test_cases)
@@ -137,8 +137,8 @@ figure.savefig(options.out / "listening.png", dpi=120)
 # %% [markdown]
 # ## A label for every moment
 #
-# `FrameLabeler` trains on whole recordings with a label for each row; unlabelled rows are None. Long recordings are cut into
-# pieces of 30 seconds for training, and labelled whole.
+# `FrameLabeler` trains on whole recordings with a label for each row; unlabelled rows are None. Training uses pieces of 30
+# seconds; prediction uses whole recordings.
 
 # %%
 wholes, rows, owners = [], [], []
@@ -160,10 +160,10 @@ frames_right = labeler.score([wholes[k] for k in unseen], [rows[k] for k in unse
 print(f"accuracy {frames_right:.1%} on the labelled rows of {len(unseen)} whole recordings of new people")
 
 # %% [markdown]
-# ## Listening
+# ## Streaming
 #
-# A stream takes one row of measurements at a time. Time and memory of a row do not depend on how many came before. The labels
-# equal those of `predict` on the whole recording.
+# A stream takes one row of measurements at a time, in constant time and memory per row. Its labels equal those of `predict` on
+# the whole recording.
 
 # %%
 recording, truth = wholes[unseen[0]], rows[unseen[0]]
@@ -192,10 +192,10 @@ figure.legend(frameon=False, loc="outside right upper")
 figure.savefig(options.out / "streamed.png", dpi=120)
 
 # %% [markdown]
-# ## Keeping it
+# ## Saving the models
 #
-# Weights as safetensors, the rest as JSON. `mist stream hapt/labeler` now reads rows from a pipe, and `mist export hapt/labeler
-# --onnx hapt.onnx --step` makes a graph for a device.
+# Weights are stored as safetensors, everything else as JSON. `mist stream hapt/labeler` reads rows from a pipe, and `mist
+# export hapt/labeler --onnx hapt.onnx --step` writes a graph for a device.
 
 # %%
 model.save_pretrained(options.out / "classifier", force=True)

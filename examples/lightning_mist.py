@@ -1,8 +1,8 @@
 # %% [markdown]
 # # A MIST layer in PyTorch Lightning
 #
-# The layers are ordinary torch modules: a LightningModule holds one as it would hold `nn.LSTM`. The task: a faint cue in the
-# first ten of many noisy steps must be remembered to the end.
+# The layers are ordinary torch modules: a LightningModule uses one like `nn.LSTM`. In this task, the model must remember a
+# faint cue in the first ten of many noisy steps to the end.
 #
 #     pip install lightning
 #     python examples/lightning_mist.py                  # under a minute on 2 CPU cores
@@ -22,7 +22,7 @@ from mistrnn.layers import LAYERS
 
 parser = argparse.ArgumentParser(description="A MIST layer in PyTorch Lightning")
 parser.add_argument("--layer", choices=list(LAYERS), default="mist")
-parser.add_argument("--parameters", type=int, default=10_000, help="at most so many, readout included")
+parser.add_argument("--parameters", type=int, default=10_000, help="upper bound, readout included")
 parser.add_argument("--steps", type=int, default=300)
 parser.add_argument("--epochs", type=int, default=15)
 parser.add_argument("--log-dir", default=None, help="a folder for TensorBoard")

@@ -35,18 +35,26 @@ class Method:
         make: (data set, training part, seed, budget) -> an estimator with fit and predict.
         ours: whether it is an estimator of mistrnn.
         applies: to which sets it applies.
-        recurrent: whether it takes part in the ranks of recurrent methods.
+        recurrent: the sets on which it takes part in the ranks of recurrent methods.
     """
 
     title: str
     make: Callable[[DataSet, Part, int, Budget], Any]
     ours: bool = False
     applies: Applies = "both"
-    recurrent: bool = field(default=False, kw_only=True)
+    recurrent: Applies | None = field(default=None, kw_only=True)
 
     def applies_to(self, one: DataSet) -> bool:
         """Return whether the method takes this kind of set."""
-        return self.applies == "both" or (self.applies == "frames") == one.frames
+        return _includes(self.applies, one)
+
+    def is_recurrent_on(self, one: DataSet) -> bool:
+        """Return whether the method is ranked among the recurrent ones on this set."""
+        return self.recurrent is not None and self.applies_to(one) and _includes(self.recurrent, one)
+
+
+def _includes(applies: Applies, one: DataSet) -> bool:
+    return applies == "both" or (applies == "frames") == one.frames
 
 
 def ours(one: DataSet, train: Part, seed: int, budget: Budget, **arguments: Any) -> Any:
@@ -57,17 +65,22 @@ def ours(one: DataSet, train: Part, seed: int, budget: Budget, **arguments: Any)
     return kind(random_state=seed, **{"device": budget.device, **arguments})
 
 
+def alone(one: DataSet, train: Part, seed: int, budget: Budget, **arguments: Any) -> Any:
+    """Return our estimator without random convolutions."""
+    return ours(one, train, seed, budget, **({} if one.frames else {"random_features": 0}), **arguments)
+
+
 def with_layer(layer: str, one: DataSet, train: Part, seed: int, budget: Budget) -> Any:
-    """Return our estimator with another layer, as wide as makes its count of weights nearest to the default's."""
+    """Return our network with another layer, as wide as makes its count of weights nearest to that of MIST's."""
     few = few_cases(one, train)
-    target = ours(one, few, 0, budget, max_epochs=1).fit(few.x, few.y).parameter_count()
+    target = alone(one, few, 0, budget, max_epochs=1).fit(few.x, few.y).parameter_count()
     short = [case[:, -FEW_STEPS:] for case in few.x] if not one.frames else few.x
 
     def count(width: int) -> int:
-        model = ours(one, few, 0, budget, max_epochs=1, layer=layer, hidden_size=width)
+        model = alone(one, few, 0, budget, max_epochs=1, layer=layer, hidden_size=width)
         return int(model.fit(short, few.y).parameter_count())
 
-    return ours(one, train, seed, budget, layer=layer, hidden_size=nearest_width(count, target, most=256))
+    return alone(one, train, seed, budget, layer=layer, hidden_size=nearest_width(count, target, most=256))
 
 
 def few_cases(one: DataSet, train: Part) -> Part:
@@ -102,14 +115,23 @@ def aeon(name: str, one: DataSet, train: Part, seed: int, budget: Budget) -> Any
 def _plain(title: str, kind: type[nn.LSTM] | type[nn.GRU], readout: str) -> Method:
     build = rivals.recurrent(kind, readout)
     applies: Applies = "frames" if readout == "steps" else "sequences"
-    return Method(title, partial(torch_rival, build), applies=applies, recurrent=True)
+    return Method(title, partial(torch_rival, build), applies=applies, recurrent="both")
 
 
 METHODS: dict[str, Method] = {
-    "mist": Method("mistrnn, MIST (default)", ours, ours=True, recurrent=True),
+    # The default for whole sequences answers together with random convolutions, and is not ranked among recurrent methods.
+    "mist": Method("mistrnn, MIST (default)", ours, ours=True, recurrent="frames"),
+    "mist-network": Method(
+        "mistrnn, MIST, network alone", alone, ours=True, applies="sequences", recurrent="sequences"
+    ),
     "mist-16-trials": Method("mistrnn, MIST, 16 trials", partial(ours, n_trials=16), ours=True),
-    "lstm-same-network": Method("mistrnn, LSTM, same network", partial(with_layer, "lstm"), ours=True, recurrent=True),
-    "gru-same-network": Method("mistrnn, GRU, same network", partial(with_layer, "gru"), ours=True, recurrent=True),
+    "mist-network-16-trials": Method(
+        "mistrnn, MIST, network alone, 16 trials", partial(alone, n_trials=16), ours=True, applies="sequences"
+    ),
+    "lstm-same-network": Method(
+        "mistrnn, LSTM, network alone", partial(with_layer, "lstm"), ours=True, recurrent="both"
+    ),
+    "gru-same-network": Method("mistrnn, GRU, network alone", partial(with_layer, "gru"), ours=True, recurrent="both"),
     "lstm-last": _plain("nn.LSTM, last step", nn.LSTM, "last"),
     "lstm-mean": _plain("nn.LSTM, mean over time", nn.LSTM, "mean"),
     "lstm-steps": _plain("nn.LSTM, every step", nn.LSTM, "steps"),

@@ -110,7 +110,7 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
                 if method.ours and options.seeds is not None:
                     most = seed + 1
                 elif method.ours:
-                    most = CUE_SEEDS if name == "mist" and one.kind == "cue" else SEEDS
+                    most = CUE_SEEDS if name.startswith("mist") and one.kind == "cue" else SEEDS
                 if seed < most and method.applies_to(one):
                     jobs.append(Job(name, one.name, seed))
     return jobs
