@@ -1,6 +1,6 @@
-"""How much of the loss at the second symbol's place reaches the fastest group when that symbol was seen: before any training.
+"""The gradient of the loss at the second symbol with respect to the fastest group at the step of that symbol, untrained.
 
-The second symbol comes at step 1, where no other group ticks; copy problem with a delay of 50, trial 22 of seed 0, float64.
+The second symbol arrives at step 1, where no other group ticks. Copy problem with a delay of 50, trial 22 of seed 0, float64.
 """
 
 import torch
@@ -28,7 +28,7 @@ for hidden in (256, 1024):
             _, (h, clock) = model.layer(inputs[:2])
         h = h.clone().requires_grad_()
         scores, _ = model(inputs[2:], (h, clock))
-        asked = 5 + 50 + 1  # the step at which the second symbol is asked for
+        asked = 5 + 50 + 1  # the step at which the second symbol must be output
         F.cross_entropy(scores[asked - 2], targets[asked]).backward()
         print(
             f"{hidden} units, {initialization}: spectral radius of the fastest group's own block "
