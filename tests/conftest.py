@@ -15,6 +15,9 @@ import torch
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+SKIPPED_MARKERS = {"default": ("extended", "slow"), "extended": ("slow",), "all": ()}
+TESTS_THAT_RUN = {"extended": "extended", "slow": "all"}
+
 torch.set_num_threads(1)  # tests run in parallel processes, one per core
 
 # The same examples on every machine and every run; a deadline would only measure how busy the machine is.
@@ -29,11 +32,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not os.environ.get("MISTRNN_ALL_TESTS"):
-        later = pytest.mark.skip(reason="takes minutes: MISTRNN_ALL_TESTS=1 runs it")
+    for marker in SKIPPED_MARKERS[os.environ.get("MISTRNN_TESTS", "default")]:
+        skip = pytest.mark.skip(reason=f"{marker}: MISTRNN_TESTS={TESTS_THAT_RUN[marker]} runs it")
         for item in items:
-            if "slow" in item.keywords:
-                item.add_marker(later)
+            if marker in item.keywords:
+                item.add_marker(skip)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="no CUDA device here")
